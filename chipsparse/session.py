@@ -17,7 +17,8 @@ from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
 from chipsparse.config import PARTS, LayerPart, SparsityConfig
 from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times, slower_parts
-from chipsparse.graphs.step_graph import Capturer, StepGraphs
+from chipsparse.graphs.cuda_capture import CudaCapturer
+from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets, check_static_bits
@@ -105,7 +106,7 @@ class Session:
         report: GenerationReport,  # shared by the experts of one pipeline
         pool: OffloadPool | None = None,  # for this session alone; by default a new one
         name: str = "transformer",  # the pipeline's
-        capturer: Capturer | None = None,
+        capturer: CudaCapturer | None = None,
         static_bits: frozenbitarray | None = None,  # columns that are always kept
         agreement: Agreement | None = None,  # with other processes that run the same calls
         # The rates of a device in a dtype, by which the session leaves dense what may be slower

@@ -16,16 +16,15 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from chipsparse.cache.store import CacheStore
-from chipsparse.graphs.cuda_capture import CudaCapturer
+from chipsparse.graphs.cuda_capture import CudaCapture, CudaCapturer
 from chipsparse.layers.state import StepState
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
@@ -36,32 +35,6 @@ MOST_CAPTURES = 4
 MOST_ATTEMPTS = 2
 PLAIN = (bool, int, float, str, type(None))
 UNKNOWN = "not asked yet"
-
-
-class Capture(Protocol):
-    """A captured call."""
-
-    def replay(self) -> None:
-        """Computes it, on the current stream."""
-
-    def release(self) -> None:
-        """Frees its memory, once the device has done with it; it is not replayed again."""
-
-
-class Capturer(Protocol):
-    """The capture of calls on devices of one type."""
-
-    device_type: str
-
-    def on(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Makes it the current device, on which calls are captured and replayed."""
-
-    def capture(self, call: Callable[[], Any]) -> tuple[Any, Capture]:
-        """Makes a call that computes nothing: its result, and what computes it.
-
-        Raises `RuntimeError` where the call cannot be captured, such as one that waits for the
-        device, and `torch.OutOfMemoryError` where there is no memory for it now.
-        """
 
 
 class Arguments:
@@ -129,7 +102,7 @@ class StepGraph:
     copied: frozenset[int]
     result: Any  # what it writes, as the model returned it
     layers: tuple[LayerRecord, ...]  # what its layers do
-    capture: Capture  # runs it
+    capture: CudaCapture  # runs it
 
     def fits(self, arguments: Arguments) -> bool:
         return arguments.are_like(self.inputs) and self.copied >= arguments.others(self.inputs)
@@ -146,7 +119,7 @@ class StepGraphs:
     """The captured sparse calls of one transformer, one for each guidance branch."""
 
     def __init__(
-        self, caches: CacheStore, report: GenerationReport, capturer: Capturer | None = None
+        self, caches: CacheStore, report: GenerationReport, capturer: CudaCapturer | None = None
     ) -> None:
         self._caches, self._report = caches, report
         self._capturer = CudaCapturer() if capturer is None else capturer
