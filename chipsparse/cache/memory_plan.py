@@ -248,8 +248,8 @@ def working_bytes(
     layer's at a time.
     """
     config, layout = plan.config, plan.layout
-    tokens, heads = layout.tokens, layout.batch * layout.own_heads
-    token = layout.batch * layout.own_tokens * dtype.itemsize
+    tokens, heads = layout.tokens, layout.batch * layout.own.heads
+    token = layout.batch * layout.own.tokens * dtype.itemsize
     hidden, heads_side_by_side = token * layout.width, token * layout.channels
     mlp = max(
         MLP_TENSORS * hidden + token * kind.intermediate_size * kind.mlp_linears

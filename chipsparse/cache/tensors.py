@@ -184,7 +184,7 @@ def kind_bytes(
     """Return the bytes of one layer's tensor of a kind, for one guidance branch."""
     rows, tokens = layout.own_query_rows, layout.mlp_tokens(layer)
     sizes = {
-        "heads": layout.own_heads,
+        "heads": layout.own.heads,
         "head channels": layout.head_dim,
         "rows": rows,
         "row blocks": block_count(rows, config.block_size),

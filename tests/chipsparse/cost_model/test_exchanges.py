@@ -29,7 +29,7 @@ BF16 = torch.bfloat16
 def test_tokens_for_heads_by_hand():
     sharing = Sharing(PLAN, Parallel(ulysses=2), 2, BF16, output_channels=4)
     # 42 tokens are cut in the middle of 11 blocks; 3 and 2 heads.
-    sizes = [(rank.layout.own_tokens, rank.layout.own_heads) for rank in sharing.ranks()]
+    sizes = [(rank.layout.own.tokens, rank.layout.own.heads) for rank in sharing.ranks()]
     assert (sizes, sharing.cut.text) == ([(20, 3), (22, 2)], (0, 3))
     token_of_head = 2 * 8 * 2  # batch, head size, bytes
     forth = [token_of_head * 20 * 2, token_of_head * 22 * 3]  # own tokens, the other's heads
