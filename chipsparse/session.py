@@ -128,7 +128,7 @@ class Session:
             config,
             self.recorder,
             self._caches,
-            self.graphs,
+            self.graphs.kept_in_place,
             # Facts about the device, not about a generation: a second one runs on the same kernels.
             FastestKernel(),
             self._agreement.columns,

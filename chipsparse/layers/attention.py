@@ -225,7 +225,7 @@ class AttentionLayer:
         elsewhere = shared.columns if state.action is Action.REFRESH else None
         give = None if elsewhere is None else elsewhere.give
         kinds = shared.caches.reads["attention", Action.SPARSE]
-        with shared.graphs.kept_in_place(state.branch, cache, kinds):
+        with shared.kept_in_place(state.branch, cache, kinds):
             output = refresh_step(
                 cache, inputs, config=shared.config, budget=budget, columns=columns, give=give
             )

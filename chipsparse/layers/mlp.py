@@ -66,7 +66,7 @@ class MLPLayer:
                 if entry.action is not Action.SPARSE:
                     entry.backend = shared.backend or "library"
                     kinds = shared.caches.reads["mlp", Action.SPARSE]
-                    with shared.graphs.kept_in_place(state.branch, cache, kinds):
+                    with shared.kept_in_place(state.branch, cache, kinds):
                         output = self._dense(cache, hidden, weights, addend)
                 else:
                     read = weights.read(hidden.dtype, backend=shared.backend)
