@@ -125,13 +125,13 @@ class OffloadPool:
         self._open_slots(sizes, device)
 
     def _open_slots(self, sizes: Mapping[Key, Sizes], device: torch.device) -> None:
-        for part, kinds in slot_sizes(sizes).items():
-            present = self.slots.get(part, {})
-            if kinds.keys() <= present.keys() and all(kinds[k] <= present[k] for k in kinds):
+        present = self.slots
+        wanted = slot_sizes({**{(part,): kinds for part, kinds in present.items()}, **sizes})
+        for part, kinds in wanted.items():
+            if kinds == present.get(part):
                 continue
-            if present:
+            if part in present:
                 self._wait_for_copies()
-            kinds = {k: max(kinds.get(k, 0), present.get(k, 0)) for k in kinds | present}
             total = _aligned_total(kinds)
             with torch.inference_mode(False):
                 memory = [

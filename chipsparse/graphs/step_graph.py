@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from chipsparse.cache.store import CacheStore
+from chipsparse.common.errors import first_line
 from chipsparse.graphs.cuda_capture import CudaCapture, CudaCapturer
 from chipsparse.layers.state import StepState
 from chipsparse.plan import Action
@@ -134,7 +136,7 @@ class StepGraphs:
         for branch in list(self._graphs):
             self.drop(branch)
         self._last.clear()
-        self._captures: dict[str, int] = {}
+        self._captures = Counter[str]()  # by branch
         self._not_captured_reason: str | None = UNKNOWN
 
     @contextlib.contextmanager
@@ -178,13 +180,13 @@ class StepGraphs:
         record = state.record
         with self._capturer.on(device):
             arguments = Arguments(call, self._capturer.device_type)
-            graph = self._fitting(call, arguments, record)
+            graph = self._graph_for(call, arguments, record)
             if graph is not None:
                 return self._replay(graph, arguments, record)
             result = call()
         # All layers did what a sparse step does, and none more to catch up.
         plain = all(layer.action is Action.SPARSE or layer.reason for layer in record.layers)
-        if plain and self._captures.get(record.branch, 0) < MOST_CAPTURES:
+        if plain and self._captures[record.branch] < MOST_CAPTURES:
             self._last[record.branch] = arguments
         return result
 
@@ -210,20 +212,6 @@ class StepGraphs:
     def _note(self, reason: str) -> None:
         self._report.note(f"sparse steps are not captured as a CUDA graph: {reason}")
 
-    def _fitting(
-        self, call: partial[Any], arguments: Arguments, record: StepRecord
-    ) -> StepGraph | None:
-        """The captured call of the branch, captured now where the last one was like this one."""
-        branch = record.branch
-        graph = self._graphs.get(branch)
-        if graph is not None and not graph.fits(arguments):
-            self.drop(branch)
-            graph = None
-        before = self._last.pop(branch, None)
-        if graph is None and before is not None and arguments.are_like(before):
-            graph = self._graph(call, arguments, before, record)
-        return graph
-
     def _replay(self, graph: StepGraph, arguments: Arguments, record: StepRecord) -> Any:
         record.replayed = True
         record.layers = [dataclasses.replace(layer) for layer in graph.layers]
@@ -233,20 +221,28 @@ class StepGraphs:
                 entry.computed = self._caches[record.branch, entry.layer].attention.kept_fraction
         return result
 
-    def _graph(
-        self, call: partial[Any], arguments: Arguments, before: Arguments, record: StepRecord
+    def _graph_for(
+        self, call: partial[Any], arguments: Arguments, record: StepRecord
     ) -> StepGraph | None:
-        branch, copied = record.branch, arguments.others(before)
-        self._captures[branch] = self._captures.get(branch, 0) + 1
+        """The captured call of the branch, captured now where the last one was like this one."""
+        branch = record.branch
+        graph, before = self._graphs.get(branch), self._last.get(branch)
+        if graph is not None and graph.fits(arguments):
+            return graph
+        self.drop(branch)
+        if before is None or not arguments.are_like(before):
+            return None
+        copied = arguments.others(before)
+        inputs = arguments.with_copies(copied)
+        self._captures[branch] += 1
         try:
-            inputs = arguments.with_copies(copied)
             result, capture = self._capturer.capture(lambda: inputs.call(call.func))
         except torch.OutOfMemoryError as error:  # there may be enough for another generation
             self._captures[branch] = MOST_CAPTURES
-            self._note(_first_line(error))
+            self._note(first_line(error))
         except RuntimeError as error:
             self._attempts += 1
-            self._error = _first_line(error)
+            self._error = first_line(error)
             if self._attempts >= MOST_ATTEMPTS:
                 self._note(self._error)
         else:
@@ -255,10 +251,6 @@ class StepGraphs:
             return graph
         record.layers.clear()
         return None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class TensorsInPlace:

@@ -110,7 +110,11 @@ class CallRecorder:
         if self._call is None:
             return
         (record, plan, _), self._call = self._call, None
-        _count_traffic(record, traffic)
+        layers = {(entry.layer, entry.part): entry for entry in record.layers}
+        for place, moved in traffic.items():
+            for entry in filter(None, (record, layers.get(place))):
+                entry.bytes_to_device += moved.to_device
+                entry.bytes_to_host += moved.to_host
         record.finished = finished
         if finished and record.action is not Action.SKIP and not plan.is_dense():
             unknown = self._add_unseen(record, plan)
@@ -146,12 +150,3 @@ class CallRecorder:
             for layer, part, other in missing
             if (layer, other) in seen or not record.layers
         ]
-
-
-def _count_traffic(record: StepRecord, traffic: Mapping[tuple[int, Part], Traffic]) -> None:
-    layers = {(entry.layer, entry.part): entry for entry in record.layers}
-    for place, moved in traffic.items():
-        for entry in (record, layers.get(place)):
-            if entry is not None:
-                entry.bytes_to_device += moved.to_device
-                entry.bytes_to_host += moved.to_host
