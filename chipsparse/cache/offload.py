@@ -131,7 +131,7 @@ class OffloadPool:
             if kinds == present.get(part):
                 continue
             if part in present:
-                self._wait_for_copies()
+                self._copies.synchronize()
             total = _aligned_total(kinds)
             with torch.inference_mode(False):
                 memory = [
@@ -147,19 +147,12 @@ class OffloadPool:
         opened, self._opened = self._opened, _Opened()
         try:
             if opened.blocks:
-                self._wait_for_copies()
+                self._copies.synchronize()
         finally:
             for block in opened.blocks:
                 self.host.release(block)
             self._copies = HostCopies()
             self._traffic = {}
-
-    def _wait_for_copies(self) -> None:
-        try:
-            self._copies.synchronize()
-        except KeyboardInterrupt:  # memory may not be freed before the last copy is done
-            self._copies.synchronize()
-            raise
 
     def close(self) -> None:
         self.reset()

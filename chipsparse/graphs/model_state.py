@@ -74,7 +74,7 @@ class ModelState:
             if address() != before:
                 return name
         for name, tensor, value in self._compared:
-            if tensor.shape != value.shape or not _are_equal(tensor, value):
+            if not torch.equal(tensor, value):
                 return name
         return None
 
@@ -128,13 +128,6 @@ def _inner_addresses(tensor: torch.Tensor) -> Any:
         return tensor.data_ptr()
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     return [_inner_addresses(getattr(tensor, name)) for name in names]
-
-
-def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return True where two tensors hold the same values, NaN being the same as NaN."""
-    return torch.equal(tensor, other) or bool(
-        ((tensor == other) | ((tensor != tensor) & (other != other))).all()
-    )
 
 
 def _keys(container: Collection[Any]) -> list[Any]:
