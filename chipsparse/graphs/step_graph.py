@@ -182,7 +182,14 @@ class StepGraphs:
             arguments = Arguments(call, self._capturer.device_type)
             graph = self._graph_for(call, arguments, record)
             if graph is not None:
-                return self._replay(graph, arguments, record)
+                record.replayed = True
+                record.layers = [dataclasses.replace(layer) for layer in graph.layers]
+                result = graph.run(arguments)
+                for entry in record.layers:
+                    if entry.part == "attention" and entry.action is Action.SPARSE:
+                        cache = self._caches[record.branch, entry.layer].attention
+                        entry.computed = cache.kept_fraction
+                return result
             result = call()
         # All layers did what a sparse step does, and none more to catch up.
         plain = all(layer.action is Action.SPARSE or layer.reason for layer in record.layers)
@@ -211,15 +218,6 @@ class StepGraphs:
 
     def _note(self, reason: str) -> None:
         self._report.note(f"sparse steps are not captured as a CUDA graph: {reason}")
-
-    def _replay(self, graph: StepGraph, arguments: Arguments, record: StepRecord) -> Any:
-        record.replayed = True
-        record.layers = [dataclasses.replace(layer) for layer in graph.layers]
-        result = graph.run(arguments)
-        for entry in record.layers:
-            if entry.part == "attention" and entry.action is Action.SPARSE:
-                entry.computed = self._caches[record.branch, entry.layer].attention.kept_fraction
-        return result
 
     def _graph_for(
         self, call: partial[Any], arguments: Arguments, record: StepRecord

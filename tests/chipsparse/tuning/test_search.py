@@ -10,7 +10,7 @@ from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.schedule.schedule import Action
 from chipsparse.tuning import forms
 from chipsparse.tuning.forms import DENSITIES, ActionSeconds, Candidate, Form
-from chipsparse.tuning.placed_steps import Placed
+from chipsparse.tuning.jump_costs import Placed
 from chipsparse.tuning.search import Search, Unreachable, halve, least_budget, smallest
 from chipsparse.tuning.targets import Pair
 from tests.chipsparse.tuning.trajectories import trajectory
