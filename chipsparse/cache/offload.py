@@ -221,11 +221,11 @@ class OffloadPool:
         views = {}
         for kind, tensor in tensors.items():
             form = _Form.of(tensor)
-            room = place.memory[kind].numel()
-            if form.nbytes > room:
+            planned = place.memory[kind].numel()
+            if form.nbytes > planned:
                 raise RuntimeError(
                     f"{kind} of layer {key[1]} takes {form.nbytes} bytes ({list(tensor.shape)} in "
-                    f"{tensor.dtype}), and {room} were planned"
+                    f"{tensor.dtype}), and {planned} were planned"
                 )
             place.forms[kind] = form
             views[kind] = form.view(slot.memory[kind])

@@ -132,7 +132,7 @@ class CacheStore:
             plan, dtype=demand.dtype, captured=captured, fp8_mlps=demand.fp8_mlps.keys()
         )
 
-        def room(reserve: float | None = None) -> Capacity:
+        def capacity_now(reserve: float | None = None) -> Capacity:
             own = available(
                 plan.config.memory,
                 device,
@@ -149,9 +149,9 @@ class CacheStore:
         last = self._last.get(branch)
         if host and last is not None and last[:2] == (plan, demand):
             memory = last[2]
-            if memory.fits(room(reserve=0.0)):
+            if memory.fits(capacity_now(reserve=0.0)):
                 return memory
-        capacity = room()
+        capacity = capacity_now()
         memory = plan_memory(
             plan,
             capacity if host else replace(capacity, host=0),

@@ -93,7 +93,8 @@ def _regions(shares: np.ndarray, layout: ModelLayout, tile: tuple[int, ...]) -> 
             [(start, min(start + step, size) - 1) for start in range(0, size, step)]
             for size, step in zip(grid, tile, strict=True)
         )
-        for ends in itertools.product(*pieces):
-            places = tuple(slice(start, end + 1) for start, end in ends)
-            regions.append(KeptRegion(number, *ends, float(own[places].mean())))
+        for frames, rows, columns in itertools.product(*pieces):
+            places = tuple(slice(a, b + 1) for a, b in (frames, rows, columns))
+            kept = float(own[places].mean())
+            regions.append(KeptRegion(number, frames, rows, columns, kept))
     return sorted(regions, key=lambda region: -region.kept)[:REGIONS]

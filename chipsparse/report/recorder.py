@@ -37,7 +37,7 @@ class CallRecorder:
         self.reset()
 
     def reset(self) -> None:
-        self._call: tuple[StepRecord, torch.device] | None = None
+        self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
         self._choices: dict[tuple[object, ...], Mapping[str, Choice]] = {}
         self._left: dict[LayerPart, str] = {}
         self._left_now: dict[LayerPart, str] = {}
@@ -48,7 +48,7 @@ class CallRecorder:
         report.plans[record.transformer] = record.plan = plan
         if report.device is None:
             report.device = Device(device.type, device_name(device))
-        self._call = record, device
+        self._call = record, plan, device
         self._left_now = {}
 
     @property
@@ -71,7 +71,7 @@ class CallRecorder:
     def watch(self, layer: int, part: Part, reason: str | None) -> Iterator[LayerRecord]:
         """Give a record of a layer, dense for a reason whatever the step is, or None."""
         assert self._call is not None
-        record, device = self._call
+        record, _, device = self._call
         timer = StepTimer(device) if self._report.layer_times else None
         entry = LayerRecord(layer, part, Action.DENSE, reason=reason, timer=timer)
         record.layers.append(entry)
@@ -91,7 +91,7 @@ class CallRecorder:
     def catch_up(self, layer: int, part: Part, action: Action) -> Action:
         """Return a fuller action than the step's; report it once where the step is sparse."""
         assert self._call is not None
-        record, _ = self._call
+        record, _, _ = self._call
         if record.action is Action.SPARSE and part not in self._behind:
             self._behind.add(part)
             self._report.fall_back(
@@ -104,15 +104,10 @@ class CallRecorder:
         """Close an open call; `FallbackError` if strict and a layer of a sparse step was unseen."""
         if self._call is None:
             return
-        (record, _), self._call = self._call, None
-        plan = record.plan
-        layers = {(entry.layer, entry.part): entry for entry in record.layers}
-        for place, moved in traffic.items():
-            for entry in filter(None, (record, layers.get(place))):
-                entry.bytes_to_device += moved.to_device
-                entry.bytes_to_host += moved.to_host
+        (record, plan, _), self._call = self._call, None
+        _count_traffic(record, traffic)
         record.finished = finished
-        if finished and record.action is not Action.SKIP and plan and not plan.is_dense():
+        if finished and record.action is not Action.SKIP and not plan.is_dense():
             unknown = self._add_unseen(record, plan)
             if unknown and self._report.strict and record.action is Action.SPARSE:
                 layer, part = unknown[0]
@@ -146,3 +141,12 @@ class CallRecorder:
             for layer, part, other in missing
             if (layer, other) in seen or not record.layers
         ]
+
+
+def _count_traffic(record: StepRecord, traffic: Mapping[tuple[int, Part], Traffic]) -> None:
+    layers = {(entry.layer, entry.part): entry for entry in record.layers}
+    for place, moved in traffic.items():
+        for entry in (record, layers.get(place)):
+            if entry is not None:
+                entry.bytes_to_device += moved.to_device
+                entry.bytes_to_host += moved.to_host
