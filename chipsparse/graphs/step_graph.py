@@ -231,9 +231,9 @@ class StepGraphs:
         if before is None or not arguments.are_like(before):
             return None
         copied = arguments.others(before)
-        inputs = arguments.with_copies(copied)
         self._captures[branch] += 1
         try:
+            inputs = arguments.with_copies(copied)
             result, capture = self._capturer.capture(lambda: inputs.call(call.func))
         except torch.OutOfMemoryError as error:  # there may be enough for another generation
             self._captures[branch] = MOST_CAPTURES
