@@ -16,7 +16,7 @@ import contextlib
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -145,9 +145,9 @@ class StepGraphs:
         if branch not in self._graphs:
             yield
             return
-        before = TensorsInPlace(cache, kinds)
+        before = {**vars(cache)}
         yield
-        if not before.take(cache):
+        if not put_back(cache, before, kinds):
             self.drop(branch)
 
     def drop(self, branch: str) -> None:
@@ -251,35 +251,24 @@ class StepGraphs:
         return None
 
 
-class TensorsInPlace:
-    """The memory of a layer's cache that a captured call reads and writes."""
+def put_back(cache: Any, before: Mapping[str, Any], kinds: Collection[str]) -> bool:
+    """Moves what a layer recorded anew to the memory that its cache's fields held before.
 
-    def __init__(self, cache: Any, kinds: Collection[str]) -> None:
-        self._memory = {
-            kind: _as_tuple(getattr(cache, kind))
-            for kind in (*kinds, "lists")
-            if getattr(cache, kind, None) is not None
-        }
-        self._capacity = getattr(cache, "capacity", None)
-
-    def take(self, cache: Any) -> bool:
-        """Moves what a layer recorded anew to where it was before; returns False where it cannot.
-
-        It then has another form, or longer lists of columns than the captured call makes room for.
-        """
-        if self._capacity is not None and (cache.capacity or 0) > self._capacity:
+    Returns False where it cannot: it has another form, or longer lists of columns than the captured
+    call makes room for.
+    """
+    capacity = before.get("capacity")
+    if capacity is not None and (cache.capacity or 0) > capacity:
+        return False
+    for kind in (*kinds, "lists"):
+        memory = before.get(kind)
+        if memory is None:
+            continue
+        new, old = (pytree.tree_leaves(tensors) for tensors in (getattr(cache, kind), memory))
+        if len(new) != len(old) or not all(map(_alike, new, old)):
             return False
-        for kind, memory in self._memory.items():
-            held = getattr(cache, kind)
-            new = _as_tuple(held)
-            if len(new) != len(memory) or not all(map(_alike, new, memory)):
-                return False
-            for source, target in zip(new, memory, strict=True):
-                if source is not target:
-                    target.copy_(source)
-            setattr(cache, kind, memory if isinstance(held, tuple) else memory[0])
-        return True
-
-
-def _as_tuple(held: Any) -> tuple[Any, ...]:
-    return held if isinstance(held, tuple) else (held,)
+        for source, target in zip(new, old, strict=True):
+            if source is not target:
+                target.copy_(source)
+        setattr(cache, kind, memory)
+    return True
