@@ -94,8 +94,7 @@ class MemoryPlan:
         return bool(self.placement.host or self.placement.dense)
 
     def fits(self, capacity: Capacity) -> bool:
-        on_device = self.device_bytes + (self.host_bytes if capacity.one_memory else 0)
-        return on_device <= capacity.device and self.host_bytes <= capacity.host
+        return self.device_bytes <= capacity.device and self.host_bytes <= capacity.host
 
     def check(self) -> None:
         """Raises `BudgetError` where caches are wanted and none fits."""
@@ -320,8 +319,9 @@ def available(
         on_host = min(on_host, config.ram - memory.lent_bytes - (held if on_cpu else 0))
     if on_cpu:
         on_host -= promised
-        both = config.offload == "always"
-        return Capacity(on_host, on_host if both else 0, one_memory=both)
+        if config.offload == "always":  # caches and slots take half each
+            return Capacity(on_host // 2, on_host // 2)
+        return Capacity(on_host, 0)
     free = device_free_bytes(device)
     free -= round(free * (reserve_share() if reserve is None else reserve))
     if config.vram is not None:
