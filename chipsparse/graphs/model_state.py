@@ -92,18 +92,17 @@ class ModelState:
         if not isinstance(container, tuple):
             self._held.append((name, container, keys, values))
         for key, value in zip(keys, values, strict=True):
-            if type(value) not in UNCHANGING and key not in self._ignored:
-                self._keep_value(f"{name}.{key}" if name else str(key), value, depth, objects)
-
-    def _keep_value(self, name: str, value: Any, depth: int, objects: bool) -> None:
-        if isinstance(value, torch.Tensor):
-            self._keep_tensor(name, value)
-        elif depth == 0 or isinstance(value, (torch.nn.Module, type)):
-            return  # a module stands for itself: it has a name of its own
-        elif isinstance(value, (*CONTAINERS, tuple)):
-            self._keep(name, value, depth - 1, objects=objects)
-        elif objects and hasattr(value, "__dict__"):
-            self._keep(name, vars(value), depth, objects=False)
+            if type(value) in UNCHANGING or key in self._ignored:
+                continue
+            inner = f"{name}.{key}" if name else str(key)
+            if isinstance(value, torch.Tensor):
+                self._keep_tensor(inner, value)
+            elif depth == 0 or isinstance(value, (torch.nn.Module, type)):
+                continue  # a module stands for itself: it has a name of its own
+            elif isinstance(value, (*CONTAINERS, tuple)):
+                self._keep(inner, value, depth - 1, objects=objects)
+            elif objects and hasattr(value, "__dict__"):
+                self._keep(inner, vars(value), depth, objects=False)
 
     def _keep_tensor(self, name: str, tensor: torch.Tensor) -> None:
         if id(tensor) in self._seen:
