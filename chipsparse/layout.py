@@ -86,20 +86,24 @@ class ModelLayout:
         """Channels of the hidden states."""
         return self.channels if self.hidden_size is None else self.hidden_size
 
+    @cached_property
+    def own(self) -> Share:
+        """This process's share of the call: all of it where no other process has one."""
+        if self.share is not None:
+            return self.share
+        rows = self.tokens - self.exact_rows
+        return Share(self.heads, self.exact_rows, rows, rows, self.tokens, self.grid_tokens)
+
     @property
     def query_rows(self) -> range:
         """This process's rows of self-attention that may run sparse; others see all columns."""
-        if self.share is not None:
-            first = self.share.first_row
-            return range(first - self.rows_before, first + self.share.rows)
-        return self.all_query_rows
+        first = self.own.first_row
+        return range(first - self.rows_before, first + self.own.rows)
 
     @property
     def all_query_rows(self) -> range:
         """The rows of all processes that may run sparse."""
-        if not self.exact_text:
-            return range(-self.rows_before, self.tokens)
-        return range(self.text_tokens, self.tokens)
+        return range(self.exact_rows - self.rows_before, self.tokens)
 
     @property
     def exact_rows(self) -> int:
@@ -109,28 +113,16 @@ class ModelLayout:
     @property
     def own_query_rows(self) -> int:
         """The number of `query_rows` of a process, the most that any has."""
-        if self.share is None:
-            return len(self.query_rows)
-        return self.share.most_rows + self.rows_before
-
-    @property
-    def own_heads(self) -> int:
-        return self.heads if self.share is None else self.share.heads
+        return self.own.most_rows + self.rows_before
 
     @property
     def own_attention_channels(self) -> int:
-        return self.own_heads * self.head_dim
-
-    @property
-    def own_tokens(self) -> int:
-        """Tokens per sample that this process has outside of attention."""
-        return self.tokens if self.share is None else self.share.tokens
+        return self.own.heads * self.head_dim
 
     def mlp_tokens(self, layer: int) -> int:
         """Return this process's tokens per sample that may run sparse in a feed-forward layer."""
-        if self.kind(layer).mlp_sees_text and not self.exact_text:
-            return self.own_tokens
-        return self.grid_tokens if self.share is None else self.share.grid_tokens
+        sees_text = self.kind(layer).mlp_sees_text and not self.exact_text
+        return self.own.tokens if sees_text else self.own.grid_tokens
 
     @cached_property
     def grid_tokens(self) -> int:

@@ -16,8 +16,9 @@ from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
 from chipsparse.config import PARTS, LayerPart, SparsityConfig
-from chipsparse.cost_model.layer_times import Rates, captures, known_rates, part_times, slower_parts
-from chipsparse.graphs.step_graph import Capturer, StepGraphs
+from chipsparse.cost_model.layer_times import captures, known_rates, part_times, slower_parts
+from chipsparse.graphs.cuda_capture import CudaCapturer
+from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.layers.column_budget import ColumnBudgets, check_static_bits
@@ -105,19 +106,15 @@ class Session:
         report: GenerationReport,  # shared by the experts of one pipeline
         pool: OffloadPool | None = None,  # for this session alone; by default a new one
         name: str = "transformer",  # the pipeline's
-        capturer: Capturer | None = None,
+        capturer: CudaCapturer | None = None,
         static_bits: frozenbitarray | None = None,  # columns that are always kept
         agreement: Agreement | None = None,  # with other processes that run the same calls
-        # The rates of a device in a dtype, by which the session leaves dense what may be slower
-        # sparse; None where they are not known. By default `known_rates`.
-        rates_of: Callable[[torch.device, torch.dtype], Rates | None] | None = None,
     ) -> None:
         self.config = config
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
         self._agreement = Agreement() if agreement is None else agreement
-        self._rates_of = known_rates if rates_of is None else rates_of
         self._caches = CacheStore(config, self._pool, report, self._agreement.capacity)
         self.recorder = CallRecorder(report)
         # Runs the model's own forward in the open call, by a CUDA graph where that pays.
@@ -127,7 +124,7 @@ class Session:
             config,
             self.recorder,
             self._caches,
-            self.graphs,
+            self.graphs.kept_in_place,
             # Facts about the device, not about a generation: a second one runs on the same kernels.
             FastestKernel(),
             self._agreement.columns,
@@ -267,7 +264,7 @@ class Session:
         generation, branch = self._generation, self._generation.branches[name]
         plan = branch.plan
         self.report.dtype = str(demand.dtype).removeprefix("torch.")
-        rates = self._rates_of(device, demand.dtype)
+        rates = known_rates(device, demand.dtype)
         branch.captures = demand.captures and captures(plan, demand.dtype, rates)
         demand = replace(demand, captures=branch.captures)
         slower: dict[LayerPart, str] = {}

@@ -50,7 +50,7 @@ def _by_number(function, args):
 
 
 class TapeRecorder:
-    """Implements `chipsparse.graphs.step_graph.Capturer` for the CPU.
+    """Does what `chipsparse.graphs.cuda_capture.CudaCapturer` does, on the CPU.
 
     It counts in ``dangling`` the launches that used memory which nobody but the tape held any more
     (on a GPU it may have been somebody else's by then), in ``held`` recordings not given back.
@@ -79,7 +79,7 @@ class TapeRecorder:
 
 
 class TapeRecording:
-    """Implements `chipsparse.graphs.step_graph.Capture`; the recorder counts what is done."""
+    """Does what `CudaCapture` does; the recorder counts what is done."""
 
     def __init__(self, recorder, tape):
         self._recorder = recorder

@@ -16,9 +16,6 @@ import torch
 
 from chipsparse.common.byte_sizes import format_bytes
 
-Pin = Callable[[int, int], None]  # address and bytes; may raise `RuntimeError`
-Unpin = Callable[[int], None]
-
 WASTE = 1.25  # what is free on a GPU varies a little, and with it what goes to the host
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU
 
@@ -38,9 +35,7 @@ class HostMemory:
     a second generation allocates nothing. A request that none serves frees what is spare first.
     """
 
-    def __init__(self, register: Pin | None = None, unregister: Unpin | None = None) -> None:
-        self._register = register or _register
-        self._unregister = unregister or _unregister
+    def __init__(self) -> None:
         self._in_use: list[HostBlock] = []
         self._spare: list[HostBlock] = []
 
@@ -85,7 +80,7 @@ class HostMemory:
 
     def _pin(self, block: HostBlock, notify: Callable[[str], None]) -> None:
         try:
-            self._register(block.memory.data_ptr(), block.memory.numel())
+            _register(block.memory)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             notify(
@@ -94,7 +89,7 @@ class HostMemory:
             )
         else:
             # Holds the memory, so that its pages are unmapped after they were unpinned, not before.
-            weakref.finalize(block, _unpin, self._unregister, block.memory)
+            weakref.finalize(block, _unregister, block.memory)
             block.pinned = True
 
 
@@ -113,8 +108,9 @@ def _map(nbytes: int) -> torch.Tensor:
         return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def _register(address: int, nbytes: int) -> None:
-    code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, PORTABLE))
+def _register(memory: torch.Tensor) -> None:
+    cudart = torch.cuda.cudart()
+    code = int(cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), PORTABLE))
     if code != 0:
         # CUDA would report this failure once more, to the next kernel launch: let that be ours.
         with contextlib.suppress(RuntimeError):
@@ -122,9 +118,5 @@ def _register(address: int, nbytes: int) -> None:
         raise RuntimeError(f"CUDA error {code}")
 
 
-def _unpin(unregister: Unpin, memory: torch.Tensor) -> None:
-    unregister(memory.data_ptr())
-
-
-def _unregister(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)
+def _unregister(memory: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

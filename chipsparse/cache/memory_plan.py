@@ -95,8 +95,7 @@ class MemoryPlan:
         return bool(self.placement.host or self.placement.dense)
 
     def fits(self, capacity: Capacity) -> bool:
-        on_device = self.device_bytes + (self.host_bytes if capacity.one_memory else 0)
-        return on_device <= capacity.device and self.host_bytes <= capacity.host
+        return self.device_bytes <= capacity.device and self.host_bytes <= capacity.host
 
     def check(self) -> None:
         """Raises `BudgetError` where caches are wanted and none fits."""
@@ -249,8 +248,8 @@ def working_bytes(
     layer's at a time.
     """
     config, layout = plan.config, plan.layout
-    tokens, heads = layout.tokens, layout.batch * layout.own_heads
-    token = layout.batch * layout.own_tokens * dtype.itemsize
+    tokens, heads = layout.tokens, layout.batch * layout.own.heads
+    token = layout.batch * layout.own.tokens * dtype.itemsize
     hidden, heads_side_by_side = token * layout.width, token * layout.channels
     mlp = max(
         MLP_TENSORS * hidden + token * kind.intermediate_size * kind.mlp_linears
@@ -311,25 +310,26 @@ def available(
     memory = HostMemory() if memory is None else memory
     on_cpu = device.type != "cuda"  # one memory for all, the work and the weights too
     free_host = host_free_bytes()
-    room = UNLIMITED
+    on_host = UNLIMITED
     if free_host is not None:
         # Of all that could be ours, what is ours already counted in: a second generation must not
-        # find less room than the first one, nor take a share of what that one left.
+        # find less memory than the first one, nor take a share of what that one left.
         whole = free_host + memory.nbytes - memory.untouched_bytes
         whole -= pending + working if on_cpu else 0
-        room = host_budget(max(0, whole)) - memory.lent_bytes
+        on_host = host_budget(max(0, whole)) - memory.lent_bytes
     if config.ram is not None:
-        room = min(room, config.ram - memory.lent_bytes - (held if on_cpu else 0))
+        on_host = min(on_host, config.ram - memory.lent_bytes - (held if on_cpu else 0))
     if on_cpu:
-        room -= promised
-        both = config.offload == "always"
-        return Capacity(room, room if both else 0, one_memory=both)
+        on_host -= promised
+        if config.offload == "always":  # caches and slots take half each
+            return Capacity(on_host // 2, on_host // 2)
+        return Capacity(on_host, 0)
     free = device_free_bytes(device)
     free -= round(free * (reserve_share() if reserve is None else reserve))
     if config.vram is not None:
         free = min(free, config.vram - torch.cuda.memory_allocated(device))
     on_device = free - working - pending - promised
-    return Capacity(on_device, 0 if config.offload == "never" else room)
+    return Capacity(on_device, 0 if config.offload == "never" else on_host)
 
 
 def reserve_share() -> float:

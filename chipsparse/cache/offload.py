@@ -125,13 +125,13 @@ class OffloadPool:
         self._open_slots(sizes, device)
 
     def _open_slots(self, sizes: Mapping[Key, Sizes], device: torch.device) -> None:
-        for part, kinds in slot_sizes(sizes).items():
-            present = self.slots.get(part, {})
-            if kinds.keys() <= present.keys() and all(kinds[k] <= present[k] for k in kinds):
+        present = self.slots
+        wanted = slot_sizes({**{(part,): kinds for part, kinds in present.items()}, **sizes})
+        for part, kinds in wanted.items():
+            if kinds == present.get(part):
                 continue
-            if present:
-                self._wait_for_copies()
-            kinds = {k: max(kinds.get(k, 0), present.get(k, 0)) for k in kinds | present}
+            if part in present:
+                self._copies.synchronize()
             total = _aligned_total(kinds)
             with torch.inference_mode(False):
                 memory = [
@@ -147,19 +147,12 @@ class OffloadPool:
         opened, self._opened = self._opened, _Opened()
         try:
             if opened.blocks:
-                self._wait_for_copies()
+                self._copies.synchronize()
         finally:
             for block in opened.blocks:
                 self.host.release(block)
             self._copies = HostCopies()
             self._traffic = {}
-
-    def _wait_for_copies(self) -> None:
-        try:
-            self._copies.synchronize()
-        except KeyboardInterrupt:  # memory may not be freed before the last copy is done
-            self._copies.synchronize()
-            raise
 
     def close(self) -> None:
         self.reset()
@@ -228,11 +221,11 @@ class OffloadPool:
         views = {}
         for kind, tensor in tensors.items():
             form = _Form.of(tensor)
-            room = place.memory[kind].numel()
-            if form.nbytes > room:
+            planned = place.memory[kind].numel()
+            if form.nbytes > planned:
                 raise RuntimeError(
                     f"{kind} of layer {key[1]} takes {form.nbytes} bytes ({list(tensor.shape)} in "
-                    f"{tensor.dtype}), and {room} were planned"
+                    f"{tensor.dtype}), and {planned} were planned"
                 )
             place.forms[kind] = form
             views[kind] = form.view(slot.memory[kind])

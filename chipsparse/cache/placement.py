@@ -36,13 +36,10 @@ class Capacity:
 
     device: int  # on the device, slots included
     host: int  # in host memory besides; 0 where nothing may or need go there
-    one_memory: bool = False  # the host's are the device's own, as on a CPU: they are there once
 
     def __str__(self) -> str:
-        device = format_bytes(max(0, self.device))
-        if self.one_memory:
-            return f"{device} of memory"
-        return f"{device} on the device and {format_bytes(max(0, self.host))} of host memory"
+        device, host = (format_bytes(max(0, size)) for size in (self.device, self.host))
+        return f"{device} on the device and {host} of host memory"
 
 
 @dataclass(frozen=True)
@@ -189,10 +186,9 @@ class _Homes:
         return Placement(device, host) if fits else None
 
     def _left(self, device: Mapping[LayerPart, Sizes], host: Mapping[LayerPart, Sizes]) -> int:
-        taken = _total(device) + (_total(host) if self.capacity.one_memory else 0)
         present = {(part,): sizes for part, sizes in self.open_slots.items()}
         new_slots = _total(slot_sizes({**present, **host})) - _total(present)
-        return self.capacity.device - self.branches * taken - SLOTS * new_slots
+        return self.capacity.device - self.branches * _total(device) - SLOTS * new_slots
 
     def _most(
         self,

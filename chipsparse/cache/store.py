@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,12 +42,6 @@ class _Branch:
     memory: MemoryPlan
     caches: dict[int, LayerCache] = field(default_factory=dict)
     finished: bool = False
-
-    def __post_init__(self) -> None:
-        # Layers whose cache of a part is in host memory, in order: what to fetch next.
-        self.hosted: dict[Part, list[int]] = {part: [] for part in PARTS}
-        for layer, part in sorted(self.memory.placement.host):
-            self.hosted[part].append(layer)
 
     def device_bytes(self) -> int:
         return sum(cache.nbytes() for cache in self.caches.values())
@@ -135,24 +128,30 @@ class CacheStore:
         captured = 0
         if device.type == "cuda" and demand.captures:
             captured = max(demand.branches, len(self._branches) + 1)
-        room = partial(
-            available,
-            plan.config.memory,
-            device,
-            working=working_bytes(
-                plan, dtype=demand.dtype, captured=captured, fp8_mlps=demand.fp8_mlps.keys()
-            ),
-            pending=demand.pending_bytes,
-            promised=sum(branch.promised_bytes() for branch in self._branches.values()),
-            held=sum(branch.device_bytes() for branch in self._branches.values()),
-            memory=self._pool.host,
+        working = working_bytes(
+            plan, dtype=demand.dtype, captured=captured, fp8_mlps=demand.fp8_mlps.keys()
         )
+
+        def capacity_now(reserve: float | None = None) -> Capacity:
+            own = available(
+                plan.config.memory,
+                device,
+                working=working,
+                pending=demand.pending_bytes,
+                promised=sum(branch.promised_bytes() for branch in self._branches.values()),
+                held=sum(branch.device_bytes() for branch in self._branches.values()),
+                memory=self._pool.host,
+                reserve=reserve,
+            )
+            on_device, on_host = self._agree(own.device, own.host, device)
+            return replace(own, device=on_device, host=on_host)
+
         last = self._last.get(branch)
         if host and last is not None and last[:2] == (plan, demand):
             memory = last[2]
-            if memory.fits(self._agreed(room(reserve=0.0), device)):
+            if memory.fits(capacity_now(reserve=0.0)):
                 return memory
-        capacity = self._agreed(room(), device)
+        capacity = capacity_now()
         memory = plan_memory(
             plan,
             capacity if host else replace(capacity, host=0),
@@ -164,10 +163,6 @@ class CacheStore:
             self._last.clear()
         self._last[branch] = plan, demand, memory
         return memory
-
-    def _agreed(self, own: Capacity, device: torch.device) -> Capacity:
-        on_device, on_host = self._agree(own.device, own.host, device)
-        return replace(own, device=on_device, host=on_host)
 
     def drop(self, branch: str) -> None:
         """Free what a branch has on the device; it records anew."""
@@ -257,7 +252,7 @@ class CacheStore:
         """Begin to fetch these kinds for the next layer whose cache of a part is in host memory."""
         owner = self._branches.get(branch)
         if owner is not None and not owner.finished:
-            later = (other for other in owner.hosted[part] if other > layer)
-            following = next(later, None)
-            if following is not None:
-                self._pool.prefetch((branch, following, part), kinds)
+            hosted = owner.memory.placement.host
+            later = [other for other, of in hosted if of == part and other > layer]
+            if later:
+                self._pool.prefetch((branch, min(later), part), kinds)

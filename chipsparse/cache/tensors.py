@@ -1,15 +1,13 @@
 """The tensors that one layer keeps between steps, for one guidance branch.
 
-Each is declared once, with its sizes: memory is planned before anything is computed.
+Each is declared with its sizes: memory is planned before anything is computed.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -36,68 +34,52 @@ CAPACITY_MULTIPLE = 16  # divides a list's entries where they are not read back:
 class Kept:
     """The declaration of a tensor that a layer keeps between steps."""
 
-    name: str  # the field of the cache that holds it
     part: Part  # the part of the layer whose cache it is
     sizes: tuple[str, ...]  # names of its dimensions behind the batch; see `kind_bytes`
-    numbers: Numbers  # its dtype
-    wanted: Callable[[SparsityConfig], bool]  # returns True for a config that needs it
-    rewritten: bool  # a sparse step changes the tensor in place, so that it moves both ways
+    numbers: Numbers = "float32"  # its dtype
+    of_fp8: bool = False  # kept only where caches are in FP8
+    rewritten: bool = False  # a sparse step changes it in place, so that it moves both ways
 
 
-def kept(
-    *sizes: str,
-    numbers: Numbers = "float32",
-    wanted: Callable[[SparsityConfig], bool] = lambda _: True,
-    rewritten: bool = False,
-) -> Any:
-    """Declare a dataclass field for a tensor that a layer keeps; see `Kept`."""
-    declared = {"sizes": sizes, "numbers": numbers, "wanted": wanted, "rewritten": rewritten}
-    return field(default=None, metadata=declared)
+# The tensors of `MLPCache` and `AttentionCache`, by the field that holds each.
+KINDS = {
+    "mean": Kept("mlp", ("token blocks", "neurons"), rewritten=True),
+    "output": Kept("mlp", ("tokens", "channels"), "model", rewritten=True),
+    "activation": Kept("mlp", ("padded tokens", "neurons"), "cache", rewritten=True),
+    "token_scale": Kept("mlp", ("tokens",), of_fp8=True),
+    "lse": Kept("attention", ("heads", "rows")),
+    "columns": Kept("attention", ("heads", "row blocks", "column bytes"), "uint8"),
+    "residual": Kept("attention", ("heads", "rows", "head channels"), "cache"),
+    "residual_scale": Kept("attention", ("heads", "rows"), of_fp8=True),
+}
 
 
 @dataclass(eq=False)
 class PartCache:
-    """Base of the caches of one part of a layer: dataclasses whose `kept` fields hold tensors.
+    """Base of the caches of one part of a layer: dataclasses whose fields hold tensors of `KINDS`.
 
-    A kept field is None where nothing was recorded, and while its tensor is in host memory.
+    Such a field is None where nothing was recorded, and while its tensor is in host memory.
     """
-
-    part: ClassVar[Part]
 
     in_fp8: bool = False  # a refresh rounds the residual or the activations to e4m3
 
-    @classmethod
-    @functools.cache  # every layer asks for it at every step
-    def declared(cls) -> dict[str, Kept]:
-        return {
-            item.name: Kept(item.name, cls.part, **item.metadata)
-            for item in fields(cls)
-            if item.metadata
-        }
-
     def on_device(self) -> dict[str, torch.Tensor]:
-        tensors = ((name, getattr(self, name)) for name in self.declared())
-        return {name: tensor for name, tensor in tensors if tensor is not None}
-
-
-def _rounds(config: SparsityConfig) -> bool:
-    return config.memory.cache_precision == "fp8"
+        held = vars(self)
+        return {kind: held[kind] for kind in KINDS if held.get(kind) is not None}
 
 
 @dataclass(eq=False)
 class AttentionCache(PartCache):
     """The memory of self-attention between dense, refresh and sparse steps."""
 
-    part = "attention"
-
     # Log-sum-exp of the last dense or refresh step, float32 `[B, H, N]`.
-    lse: torch.Tensor | None = kept("heads", "rows")
+    lse: torch.Tensor | None = None
     # Packed bits of the kept columns, uint8 `[B, H, G, ceil(N / 8)]`.
-    columns: torch.Tensor | None = kept("heads", "row blocks", "column bytes", numbers="uint8")
+    columns: torch.Tensor | None = None
     # The output of the refresh less that of the kept columns, `[B, H, N, D]`.
-    residual: torch.Tensor | None = kept("heads", "rows", "head channels", numbers="cache")
+    residual: torch.Tensor | None = None
     # (e4m3) by which its rows are multiplied, float32 `[B, H, N]`.
-    residual_scale: torch.Tensor | None = kept("heads", "rows", wanted=_rounds)
+    residual_scale: torch.Tensor | None = None
     # The kept columns as lists, with their lengths (see `packed_to_indices`), where they are small;
     # else they are made of `columns` at every step. They are part of the working memory, wherever
     # the cache lives.
@@ -112,18 +94,14 @@ class AttentionCache(PartCache):
 class MLPCache(PartCache):
     """The memory of a feed-forward layer between steps."""
 
-    part = "mlp"
-
     # Mean pre-activation of a token block when its neuron was last computed, float32 `[B, G, F]`.
-    mean: torch.Tensor | None = kept("token blocks", "neurons", rewritten=True)
+    mean: torch.Tensor | None = None
     # The layer's output, `[B, N, C]`.
-    output: torch.Tensor | None = kept("tokens", "channels", numbers="model", rewritten=True)
+    output: torch.Tensor | None = None
     # Neurons after the activation function, `[B, N, F]`.
-    activation: torch.Tensor | None = kept(
-        "padded tokens", "neurons", numbers="cache", rewritten=True
-    )
+    activation: torch.Tensor | None = None
     # (e4m3) by which those of a token are multiplied, float32 `[B, N, 1]`.
-    token_scale: torch.Tensor | None = kept("tokens", wanted=_rounds)
+    token_scale: torch.Tensor | None = None
 
 
 class LayerCache:
@@ -142,15 +120,14 @@ class LayerCache:
         return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
 
-# The declarations of all tensors by name.
-KINDS: dict[str, Kept] = MLPCache.declared() | AttentionCache.declared()
+def _rounds(config: SparsityConfig) -> bool:
+    return config.memory.cache_precision == "fp8"
 
 
 def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
     """Return the tensors that a sparse layer of this config keeps."""
-    return frozenset(
-        name for name, kept in KINDS.items() if kept.part == part and kept.wanted(config)
-    )
+    own = (name for name, kept in KINDS.items() if kept.part == part)
+    return frozenset(name for name in own if _rounds(config) or not KINDS[name].of_fp8)
 
 
 def with_caches(config: SparsityConfig, *, in_fp8: bool) -> SparsityConfig:
@@ -184,7 +161,7 @@ def kind_bytes(
     """Return the bytes of one layer's tensor of a kind, for one guidance branch."""
     rows, tokens = layout.own_query_rows, layout.mlp_tokens(layer)
     sizes = {
-        "heads": layout.own_heads,
+        "heads": layout.own.heads,
         "head channels": layout.head_dim,
         "rows": rows,
         "row blocks": block_count(rows, config.block_size),

@@ -127,7 +127,7 @@ class Sharing:
     def _column_bytes(self, layout: ModelLayout) -> int:
         """Bytes of the columns that a layer keeps, a bit for each."""
         blocks = block_count(layout.own_query_rows, self.plan.config.block_size)
-        return layout.batch * layout.own_heads * blocks * -(-layout.tokens // 8)
+        return layout.batch * layout.own.heads * blocks * -(-layout.tokens // 8)
 
     def sent_bytes(self, action: Action) -> list[int]:
         exchanges = self.exchanges(action)

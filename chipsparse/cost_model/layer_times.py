@@ -155,7 +155,7 @@ def layer_time(
     if action is Action.SKIP:
         return LayerTime(0.0, 0.0, 0.0)
     layout = plan.layout
-    tokens = layout.batch * layout.own_tokens
+    tokens = layout.batch * layout.own.tokens
     attended = layout.batch * layout.tokens * layout.own_attention_channels
     column = 4.0 * attended / rates.attention
     attention = column * layout.own_query_rows
@@ -210,7 +210,7 @@ def part_seconds(
         gathered = 2 * blocks * kept_columns(plan, layer) * row
         read, read_dense = (n * layout.batch * layout.tokens * row for n in (3, 4))
         # The last query blocks leave processors idle.
-        blocks *= layout.own_heads
+        blocks *= layout.own.heads
         idle = block_count(blocks, rates.multiprocessors) * rates.multiprocessors / blocks
     else:
         tokens, kept = layout.mlp_tokens(layer), plan.mlp_keep_count(layer)

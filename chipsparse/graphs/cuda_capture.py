@@ -13,7 +13,7 @@ _CAPTURING = threading.Lock()  # as PyTorch can capture one call at a time
 
 
 class CudaCapture:
-    """A `step_graph.Capture` on CUDA."""
+    """A captured call: `replay` computes it again on the current stream."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self._graph = graph
@@ -24,13 +24,13 @@ class CudaCapture:
         self._replayed.record()
 
     def release(self) -> None:
-        """Frees the graph's memory behind its last replay: PyTorch may give it back at once."""
+        """Frees the memory behind the last replay: PyTorch may give it back at once."""
         self._replayed.synchronize()
         self._graph.reset()
 
 
 class CudaCapturer:
-    """Capture a call on the current device; see `step_graph.Capturer`."""
+    """The capture of calls on the current device."""
 
     device_type = "cuda"
 
@@ -39,11 +39,12 @@ class CudaCapturer:
         return torch.cuda.device(device)
 
     def capture(self, call: Callable[[], Any]) -> tuple[Any, CudaCapture]:
-        """A call that computes nothing, and what computes it; other threads may use the device.
+        """Make a call that computes nothing: its result, and what computes it.
 
-        They may not wait for the whole device (``torch.cuda.synchronize``) meanwhile: CUDA refuses
-        that, and breaks the capture off. It does not capture a call in which the host waits for the
-        device, or random numbers are drawn: that is a `RuntimeError`.
+        Raises `RuntimeError` for a call in which the host waits for the device or random numbers
+        are drawn, and `torch.OutOfMemoryError` where there is no memory for it now. Other threads
+        may use the device. They may not wait for all of it (``torch.cuda.synchronize``): CUDA
+        refuses that, and breaks the capture off.
         """
         with _CAPTURING, _own_workspaces():
             graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()

@@ -8,6 +8,7 @@ hooks, adapters with their scales, processors with theirs, and settings that are
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -48,16 +49,15 @@ class ModelState:
         self._empty: list[tuple[str, Collection[Any]]] = []
         # Containers with the keys and values that they had.
         self._held: list[tuple[str, Collection[Any], list[Any], list[Any]]] = []
-        self._tensors: list[tuple[str, torch.Tensor]] = []
+        # Names of tensors, and what reads their addresses.
+        self._tensors: list[tuple[str, Callable[[], Any]]] = []
         self._compared: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._seen: set[int] = set()
         for name, module in model.named_modules():
             self._keep(name, vars(module), DEPTH)
         del self._seen
         self._empties = [container for _, container in self._empty]
-        self._plain = [tensor for _, tensor in self._tensors if not _is_wrapper(tensor)]
-        self._wrappers = [tensor for _, tensor in self._tensors if _is_wrapper(tensor)]
-        self._places = self._find_places()
+        self._addresses = [address() for _, address in self._tensors]
 
     def change(self) -> str | None:
         """Return the name of something that changed since; None where nothing did."""
@@ -70,10 +70,11 @@ class ModelState:
         for name, container, keys, values in self._held:
             if not _are_same(container, keys, values):
                 return _first_change(name, container, keys, values)
-        if self._find_places() != self._places:
-            return self._moved()
+        for (name, address), before in zip(self._tensors, self._addresses, strict=True):
+            if address() != before:
+                return name
         for name, tensor, value in self._compared:
-            if tensor.shape != value.shape or not _are_equal(tensor, value):
+            if not torch.equal(tensor, value):
                 return name
         return None
 
@@ -91,36 +92,29 @@ class ModelState:
         if not isinstance(container, tuple):
             self._held.append((name, container, keys, values))
         for key, value in zip(keys, values, strict=True):
-            if type(value) not in UNCHANGING and key not in self._ignored:
-                self._keep_value(f"{name}.{key}" if name else str(key), value, depth, objects)
-
-    def _keep_value(self, name: str, value: Any, depth: int, objects: bool) -> None:
-        if isinstance(value, torch.Tensor):
-            self._keep_tensor(name, value)
-        elif depth == 0 or isinstance(value, (torch.nn.Module, type)):
-            return  # a module stands for itself: it has a name of its own
-        elif isinstance(value, (*CONTAINERS, tuple)):
-            self._keep(name, value, depth - 1, objects=objects)
-        elif objects and hasattr(value, "__dict__"):
-            self._keep(name, vars(value), depth, objects=False)
+            if type(value) in UNCHANGING or key in self._ignored:
+                continue
+            inner = f"{name}.{key}" if name else str(key)
+            if isinstance(value, torch.Tensor):
+                self._keep_tensor(inner, value)
+            elif depth == 0 or isinstance(value, (torch.nn.Module, type)):
+                continue  # a module stands for itself: it has a name of its own
+            elif isinstance(value, (*CONTAINERS, tuple)):
+                self._keep(inner, value, depth - 1, objects=objects)
+            elif objects and hasattr(value, "__dict__"):
+                self._keep(inner, vars(value), depth, objects=False)
 
     def _keep_tensor(self, name: str, tensor: torch.Tensor) -> None:
         if id(tensor) in self._seen:
             return
         self._seen.add(id(tensor))
-        self._tensors.append((name, tensor))
+        if _is_wrapper(tensor):
+            self._tensors.append((name, partial(_inner_addresses, tensor)))
+            return
+        self._tensors.append((name, tensor.data_ptr))
         elsewhere = tensor.device.type not in (self._device_type, "meta")
-        if elsewhere and not _is_wrapper(tensor) and tensor.numel() <= MOST_COMPARED:
+        if elsewhere and tensor.numel() <= MOST_COMPARED:
             self._compared.append((name, tensor, tensor.detach().clone()))
-
-    def _find_places(self) -> list[Any]:
-        return [*map(torch.Tensor.data_ptr, self._plain), *map(_inner_places, self._wrappers)]
-
-    def _moved(self) -> str:
-        pairs = zip(self._find_places(), self._places, strict=True)
-        number = next(number for number, (now, then) in enumerate(pairs) if now != then)
-        moved = [*self._plain, *self._wrappers][number]
-        return next(name for name, tensor in self._tensors if tensor is moved)
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
@@ -128,18 +122,11 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
-def _inner_places(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _inner_addresses(tensor: torch.Tensor) -> Any:
     if not _is_wrapper(tensor):
-        return (tensor.data_ptr(),)
+        return tensor.data_ptr()
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return tuple(_inner_places(getattr(tensor, name)) for name in names)
-
-
-def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return True where two tensors hold the same values, NaN being the same as NaN."""
-    return torch.equal(tensor, other) or bool(
-        ((tensor == other) | ((tensor != tensor) & (other != other))).all()
-    )
+    return [_inner_addresses(getattr(tensor, name)) for name in names]
 
 
 def _keys(container: Collection[Any]) -> list[Any]:

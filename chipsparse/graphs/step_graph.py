@@ -15,17 +15,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from chipsparse.cache.store import CacheStore
-from chipsparse.graphs.cuda_capture import CudaCapturer
+from chipsparse.common.errors import first_line
+from chipsparse.graphs.cuda_capture import CudaCapture, CudaCapturer
 from chipsparse.layers.state import StepState
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
@@ -36,32 +37,6 @@ MOST_CAPTURES = 4
 MOST_ATTEMPTS = 2
 PLAIN = (bool, int, float, str, type(None))
 UNKNOWN = "not asked yet"
-
-
-class Capture(Protocol):
-    """A captured call."""
-
-    def replay(self) -> None:
-        """Computes it, on the current stream."""
-
-    def release(self) -> None:
-        """Frees its memory, once the device has done with it; it is not replayed again."""
-
-
-class Capturer(Protocol):
-    """The capture of calls on devices of one type."""
-
-    device_type: str
-
-    def on(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Makes it the current device, on which calls are captured and replayed."""
-
-    def capture(self, call: Callable[[], Any]) -> tuple[Any, Capture]:
-        """Makes a call that computes nothing: its result, and what computes it.
-
-        Raises `RuntimeError` where the call cannot be captured, such as one that waits for the
-        device, and `torch.OutOfMemoryError` where there is no memory for it now.
-        """
 
 
 class Arguments:
@@ -129,7 +104,7 @@ class StepGraph:
     copied: frozenset[int]
     result: Any  # what it writes, as the model returned it
     layers: tuple[LayerRecord, ...]  # what its layers do
-    capture: Capture  # runs it
+    capture: CudaCapture  # runs it
 
     def fits(self, arguments: Arguments) -> bool:
         return arguments.are_like(self.inputs) and self.copied >= arguments.others(self.inputs)
@@ -146,7 +121,7 @@ class StepGraphs:
     """The captured sparse calls of one transformer, one for each guidance branch."""
 
     def __init__(
-        self, caches: CacheStore, report: GenerationReport, capturer: Capturer | None = None
+        self, caches: CacheStore, report: GenerationReport, capturer: CudaCapturer | None = None
     ) -> None:
         self._caches, self._report = caches, report
         self._capturer = CudaCapturer() if capturer is None else capturer
@@ -161,7 +136,7 @@ class StepGraphs:
         for branch in list(self._graphs):
             self.drop(branch)
         self._last.clear()
-        self._captures: dict[str, int] = {}
+        self._captures = Counter[str]()  # by branch
         self._not_captured_reason: str | None = UNKNOWN
 
     @contextlib.contextmanager
@@ -170,9 +145,9 @@ class StepGraphs:
         if branch not in self._graphs:
             yield
             return
-        before = TensorsInPlace(cache, kinds)
+        before = {**vars(cache)}
         yield
-        if not before.take(cache):
+        if not put_back(cache, before, kinds):
             self.drop(branch)
 
     def drop(self, branch: str) -> None:
@@ -205,13 +180,20 @@ class StepGraphs:
         record = state.record
         with self._capturer.on(device):
             arguments = Arguments(call, self._capturer.device_type)
-            graph = self._fitting(call, arguments, record)
+            graph = self._graph_for(call, arguments, record)
             if graph is not None:
-                return self._replay(graph, arguments, record)
+                record.replayed = True
+                record.layers = [dataclasses.replace(layer) for layer in graph.layers]
+                result = graph.run(arguments)
+                for entry in record.layers:
+                    if entry.part == "attention" and entry.action is Action.SPARSE:
+                        cache = self._caches[record.branch, entry.layer].attention
+                        entry.computed = cache.kept_fraction
+                return result
             result = call()
         # All layers did what a sparse step does, and none more to catch up.
         plain = all(layer.action is Action.SPARSE or layer.reason for layer in record.layers)
-        if plain and self._captures.get(record.branch, 0) < MOST_CAPTURES:
+        if plain and self._captures[record.branch] < MOST_CAPTURES:
             self._last[record.branch] = arguments
         return result
 
@@ -237,43 +219,28 @@ class StepGraphs:
     def _note(self, reason: str) -> None:
         self._report.note(f"sparse steps are not captured as a CUDA graph: {reason}")
 
-    def _fitting(
+    def _graph_for(
         self, call: partial[Any], arguments: Arguments, record: StepRecord
     ) -> StepGraph | None:
         """The captured call of the branch, captured now where the last one was like this one."""
         branch = record.branch
-        graph = self._graphs.get(branch)
-        if graph is not None and not graph.fits(arguments):
-            self.drop(branch)
-            graph = None
-        before = self._last.pop(branch, None)
-        if graph is None and before is not None and arguments.are_like(before):
-            graph = self._graph(call, arguments, before, record)
-        return graph
-
-    def _replay(self, graph: StepGraph, arguments: Arguments, record: StepRecord) -> Any:
-        record.replayed = True
-        record.layers = [dataclasses.replace(layer) for layer in graph.layers]
-        result = graph.run(arguments)
-        for entry in record.layers:
-            if entry.part == "attention" and entry.action is Action.SPARSE:
-                entry.computed = self._caches[record.branch, entry.layer].attention.kept_fraction
-        return result
-
-    def _graph(
-        self, call: partial[Any], arguments: Arguments, before: Arguments, record: StepRecord
-    ) -> StepGraph | None:
-        branch, copied = record.branch, arguments.others(before)
-        self._captures[branch] = self._captures.get(branch, 0) + 1
+        graph, before = self._graphs.get(branch), self._last.get(branch)
+        if graph is not None and graph.fits(arguments):
+            return graph
+        self.drop(branch)
+        if before is None or not arguments.are_like(before):
+            return None
+        copied = arguments.others(before)
+        self._captures[branch] += 1
         try:
             inputs = arguments.with_copies(copied)
             result, capture = self._capturer.capture(lambda: inputs.call(call.func))
         except torch.OutOfMemoryError as error:  # there may be enough for another generation
             self._captures[branch] = MOST_CAPTURES
-            self._note(_first_line(error))
+            self._note(first_line(error))
         except RuntimeError as error:
             self._attempts += 1
-            self._error = _first_line(error)
+            self._error = first_line(error)
             if self._attempts >= MOST_ATTEMPTS:
                 self._note(self._error)
         else:
@@ -284,39 +251,24 @@ class StepGraphs:
         return None
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def put_back(cache: Any, before: Mapping[str, Any], kinds: Collection[str]) -> bool:
+    """Moves what a layer recorded anew to the memory that its cache's fields held before.
 
-
-class TensorsInPlace:
-    """The memory of a layer's cache that a captured call reads and writes."""
-
-    def __init__(self, cache: Any, kinds: Collection[str]) -> None:
-        self._memory = {
-            kind: _as_tuple(getattr(cache, kind))
-            for kind in (*kinds, "lists")
-            if getattr(cache, kind, None) is not None
-        }
-        self._capacity = getattr(cache, "capacity", None)
-
-    def take(self, cache: Any) -> bool:
-        """Moves what a layer recorded anew to where it was before; returns False where it cannot.
-
-        It then has another form, or longer lists of columns than the captured call makes room for.
-        """
-        if self._capacity is not None and (cache.capacity or 0) > self._capacity:
+    Returns False where it cannot: it has another form, or longer lists of columns than the captured
+    call makes room for.
+    """
+    capacity = before.get("capacity")
+    if capacity is not None and (cache.capacity or 0) > capacity:
+        return False
+    for kind in (*kinds, "lists"):
+        memory = before.get(kind)
+        if memory is None:
+            continue
+        new, old = (pytree.tree_leaves(tensors) for tensors in (getattr(cache, kind), memory))
+        if len(new) != len(old) or not all(map(_alike, new, old)):
             return False
-        for kind, memory in self._memory.items():
-            held = getattr(cache, kind)
-            new = _as_tuple(held)
-            if len(new) != len(memory) or not all(map(_alike, new, memory)):
-                return False
-            for source, target in zip(new, memory, strict=True):
-                if source is not target:
-                    target.copy_(source)
-            setattr(cache, kind, memory if isinstance(held, tuple) else memory[0])
-        return True
-
-
-def _as_tuple(held: Any) -> tuple[Any, ...]:
-    return held if isinstance(held, tuple) else (held,)
+        for source, target in zip(new, old, strict=True):
+            if source is not target:
+                target.copy_(source)
+        setattr(cache, kind, memory)
+    return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,11 +30,9 @@ from chipsparse.layers.column_budget import AttentionBudget
 from chipsparse.layers.full_attention import AttentionInputs, fp8_choices
 from chipsparse.layers.other_text import columns_of, fits, with_rows_before
 from chipsparse.layers.state import Shared, StepState, split_exact_rows
+from chipsparse.parallel.head_turns import HeadTurns
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import LayerRecord
-
-if TYPE_CHECKING:
-    from chipsparse.parallel.head_turns import HeadTurns
 
 COLUMNS_PER_MEAN = 128
 MEAN_WEIGHT = 40.0  # the best one for 10 to 20 % of the columns
@@ -225,7 +222,7 @@ class AttentionLayer:
         elsewhere = shared.columns if state.action is Action.REFRESH else None
         give = None if elsewhere is None else elsewhere.give
         kinds = shared.caches.reads["attention", Action.SPARSE]
-        with shared.graphs.kept_in_place(state.branch, cache, kinds):
+        with shared.kept_in_place(state.branch, cache, kinds):
             output = refresh_step(
                 cache, inputs, config=shared.config, budget=budget, columns=columns, give=give
             )

@@ -7,6 +7,7 @@ stay in charge of them. Source of the method: Chipmunk's sparse MLP delta, as fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -21,6 +22,8 @@ from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
 from chipsparse.layers.state import Shared, StepState, split_exact_rows
 from chipsparse.plan import Action
 
+Addend = Callable[[], torch.Tensor]  # computes another summand of a layer's result
+
 
 class MLPLayer:
     """The feed-forward layer of one transformer block: what it does at a step, from which cache."""
@@ -28,6 +31,10 @@ class MLPLayer:
     def __init__(self, number: int, shared: Shared) -> None:
         self.number = number
         self._shared = shared
+        size, backend = shared.config.block_size, shared.backend
+        self._dense = partial(dense_step, block_size=size, backend=backend)
+        self._sparse = partial(sparse_step, block_size=size, backend=backend)
+        self._backend_choices = partial(backend_choices, block_size=size, backend=backend)
         self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
 
     def __call__(
@@ -36,7 +43,7 @@ class MLPLayer:
         hidden: torch.Tensor,
         weights: MLPWeights | Fp8MLPWeights,
         *,
-        addend: Callable[[], torch.Tensor] | None = None,
+        addend: Addend | None = None,
     ) -> torch.Tensor:
         """The layer as the open call wants it, plus what is to be added to it.
 
@@ -45,12 +52,12 @@ class MLPLayer:
         overwritten. Outside a transformer call there is no state.
         """
         if state is None or not state.caching:
-            return self._dense(None, hidden, weights, addend)
+            return self._dense(None, hidden, weights, addend=addend)
         shared, layout = self._shared, state.plan.layout
         dense = state.dense.get((self.number, "mlp"))
         with shared.recorder.watch(self.number, "mlp", dense) as entry:
             if entry.reason is not None:
-                return self._dense(None, hidden, weights, addend)
+                return self._dense(None, hidden, weights, addend=addend)
             exact = None
             if layout.kind(self.number).mlp_sees_text:
                 hidden, exact = split_exact_rows(hidden, layout, 1)
@@ -61,8 +68,8 @@ class MLPLayer:
                 if entry.action is not Action.SPARSE:
                     entry.backend = shared.backend or "library"
                     kinds = shared.caches.reads["mlp", Action.SPARSE]
-                    with shared.graphs.kept_in_place(state.branch, cache, kinds):
-                        output = self._dense(cache, hidden, weights, addend)
+                    with shared.kept_in_place(state.branch, cache, kinds):
+                        output = self._dense(cache, hidden, weights, addend=addend)
                 else:
                     read = weights.read(hidden.dtype, backend=shared.backend)
                     choices = self._choices(cache, hidden, weights, read)
@@ -71,34 +78,10 @@ class MLPLayer:
                     entry.backend = "+".join(dict.fromkeys(names))
                     keep_count = state.plan.mlp_keep_count(self.number)
                     entry.computed = keep_count / read.up.shape[0]
-                    output = sparse_step(
-                        cache,
-                        hidden,
-                        read,
-                        block_size=shared.config.block_size,
-                        keep_count=keep_count,
-                        backend=shared.backend,
-                        addend=None if addend is None else addend(),
-                    )
+                    output = self._sparse(cache, hidden, read, keep_count=keep_count, addend=addend)
             if exact is None:
                 return output
-            return torch.cat([self._dense(None, exact, weights, None), output], dim=1)
-
-    def _dense(
-        self,
-        cache: MLPCache | None,
-        hidden: torch.Tensor,
-        weights: MLPWeights | Fp8MLPWeights,
-        addend: Callable[[], torch.Tensor] | None,
-    ) -> torch.Tensor:
-        return dense_step(
-            cache,
-            hidden,
-            weights,
-            block_size=self._shared.config.block_size,
-            backend=self._shared.backend,
-            addend=None if addend is None else addend(),
-        )
+            return torch.cat([self._dense(None, exact, weights), output], dim=1)
 
     def _choices(
         self,
@@ -107,13 +90,12 @@ class MLPLayer:
         weights: MLPWeights | Fp8MLPWeights,
         read: MLPWeights,
     ) -> Mapping[str, Choice]:
-        block_size, backend = self._shared.config.block_size, self._shared.backend
         kind = kind_of(hidden, read.up, read.gate, read.down, cache.activation, cache.mean)
         return self._shared.recorder.choices(
             ("mlp", type(weights), *kind),
             lambda: {
-                **backend_choices(cache, hidden, read, block_size=block_size, backend=backend),
-                **weights.reading_choices(hidden.dtype, backend=backend),
+                **self._backend_choices(cache, hidden, read),
+                **weights.reading_choices(hidden.dtype, backend=self._shared.backend),
             },
         )
 
@@ -138,13 +120,11 @@ def backend_choices(
     backend: str | None,
 ) -> dict[str, Choice]:
     """The backend that each operation of a sparse step runs on, and why not on others."""
-    assert cache.activation is not None
+    layer = hidden, weights.up, weights.gate
     return {
-        "neuron_selection": neuron_selection.choose(
-            hidden, weights.up, weights.gate, cache.mean, backend=backend
-        ),
+        "neuron_selection": neuron_selection.choose(*layer, cache.mean, backend=backend),
         "sparse_mlp_up": sparse_mlp_up.choose(
-            hidden, weights.up, weights.gate, block_size, cache.activation, backend=backend
+            *layer, block_size, cache.activation, backend=backend
         ),
         # Of a delta, dtype and device decide: those of hidden.
         "sparse_mlp_down": sparse_mlp_down.choose(
@@ -160,7 +140,7 @@ def dense_step(
     *,
     block_size: int,
     backend: str | None,
-    addend: torch.Tensor | None = None,
+    addend: Addend | None = None,
 ) -> torch.Tensor:
     """The whole layer for hidden ``[B, N, C]``; records activations, output and block means.
 
@@ -168,34 +148,18 @@ def dense_step(
     can. An ``addend`` ``[B, N, C]``, which may be overwritten, is added to the result, but not to
     what is recorded. With weights in FP8 it computes what the model does, with its own rounding.
     """
+    summand = None if addend is None else addend()
     if isinstance(weights, Fp8MLPWeights):
         activation = weights.neurons(hidden)
     else:
-        activation = dense_activation(
-            hidden,
-            weights.up,
-            weights.up_bias,
-            activation=weights.activation,
-            gate_weight=weights.gate,
-            gate_bias=weights.gate_bias,
-            block_size=block_size,
-            backend="library" if cache is None else backend,
-        )
-    if cache is None and addend is not None:
-        return _add_second_linear(activation, weights, addend.contiguous())
+        kernel = "library" if cache is None else backend
+        activation = dense_activation(**weights.first_layer(hidden, block_size, kernel))
+    if cache is None and summand is not None:
+        return _add_second_linear(activation, weights, summand.contiguous())
     output = _second_linear(activation, weights)
     if cache is not None:
         read = weights.read(hidden.dtype, backend=backend)
-        cache.mean = mean_preactivations(
-            hidden,
-            read.up,
-            read.up_bias,
-            gate_weight=read.gate,
-            gate_bias=read.gate_bias,
-            activation=None if read.gate is None else read.activation,
-            block_size=block_size,
-            backend=backend,
-        )
+        cache.mean = mean_preactivations(**read.first_layer(hidden, block_size, backend))
         if cache.in_fp8:
             activation, cache.token_scale = fp8_rows(
                 activation, headroom=FP8_HEADROOM, turned=True, backend=backend
@@ -207,8 +171,8 @@ def dense_step(
                 activation = laid_out.copy_(activation)
         cache.activation = activation
         # Compiled code may reuse the memory of what it is given.
-        cache.output = output.clone() if addend is None else output
-    return output if addend is None else output + addend
+        cache.output = output.clone() if summand is None else output
+    return output if summand is None else output + summand
 
 
 def _second_linear(activation: torch.Tensor, weights: MLPWeights | Fp8MLPWeights) -> torch.Tensor:
@@ -254,7 +218,7 @@ def sparse_step(
     block_size: int,
     keep_count: int,
     backend: str | None,
-    addend: torch.Tensor | None = None,
+    addend: Addend | None = None,
 ) -> torch.Tensor:
     """Recomputes the neurons that changed most and adds their change to the cached output.
 
@@ -263,37 +227,21 @@ def sparse_step(
     assert cache.activation is not None
     assert cache.output is not None
     assert cache.mean is not None
-    neurons = neuron_selection(
-        hidden,
-        weights.up,
-        weights.up_bias,
-        cache.mean,
-        keep_count=keep_count,
-        gate_weight=weights.gate,
-        gate_bias=weights.gate_bias,
-        activation=None if weights.gate is None else weights.activation,
-        block_size=block_size,
-        backend=backend,
-    )
+    summand = None if addend is None else addend()
+    first_layer = weights.first_layer(hidden, block_size, backend)
+    neurons = neuron_selection(**first_layer, mean_cache=cache.mean, keep_count=keep_count)
     delta = sparse_mlp_up(
-        hidden,
-        weights.up,
-        weights.up_bias,
-        neurons,
-        cache.activation,
+        **first_layer,
+        neuron_indices=neurons,
+        activation_cache=cache.activation,
         cache_scale=cache.token_scale,
-        activation=weights.activation,
-        gate_weight=weights.gate,
-        gate_bias=weights.gate_bias,
-        block_size=block_size,
-        backend=backend,
     )
     return sparse_mlp_down(
         delta,
         weights.down,
         neurons,
         cache.output,
-        addend=addend,
+        addend=summand,
         block_size=block_size,
         backend=backend,
     )

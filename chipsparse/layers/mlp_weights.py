@@ -67,6 +67,21 @@ class MLPWeights:
     def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(rows, weight, bias)
 
+    def first_layer(
+        self, hidden: torch.Tensor, block_size: int, backend: str | None
+    ) -> dict[str, Any]:
+        """Return the arguments that a `FirstLayerCall` has of these weights."""
+        return {
+            "hidden": hidden,
+            "weight": self.up,
+            "bias": self.up_bias,
+            "activation": self.activation,
+            "gate_weight": self.gate,
+            "gate_bias": self.gate_bias,
+            "block_size": block_size,
+            "backend": backend,
+        }
+
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
         return self
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,15 +34,6 @@ def split_exact_rows(
     if exact == 0:
         return tensor, None
     return tensor.narrow(dim, exact, rows), tensor.narrow(dim, 0, exact)
-
-
-class CapturedSteps(Protocol):
-    """Captured sparse steps, as layers know them."""
-
-    def kept_in_place(
-        self, branch: str, cache: Any, kinds: Collection[str]
-    ) -> AbstractContextManager[None]:
-        """Around what records a cache anew, which stays where the captured step reads it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,9 @@ class Shared:
     config: SparsityConfig  # what to compute
     recorder: CallRecorder  # notes what layers do in the open call
     caches: CacheStore  # of all layers
-    graphs: CapturedSteps  # captured sparse steps, which read caches where they were
+    # Around what records a cache's tensors of these kinds anew for a branch: they stay where a
+    # captured sparse step reads them.
+    kept_in_place: Callable[[str, Any, Collection[str]], AbstractContextManager[None]]
     kernels: FastestKernel  # the fastest library kernel for dense attention
     columns: BranchColumns | None = None  # of guidance branches on other processes
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from chipsparse.config import SparsityConfig
-from chipsparse.layout import Grid, ModelLayout
+from chipsparse.layout import ModelLayout
 
 REGIONS = 3  # that are named
 REGION = (4, 4, 8)  # frames, rows and columns of one where tokens have no tiles
@@ -88,19 +87,14 @@ def _regions(shares: np.ndarray, layout: ModelLayout, tile: tuple[int, ...]) -> 
     regions: list[KeptRegion] = []
     first = 0
     for number, grid in enumerate(layout.grids):
-        size = math.prod(grid)
-        regions += _tiles(shares[first : first + size].reshape(grid), grid, tile, number)
-        first += size
+        own = shares[first : first + math.prod(grid)].reshape(grid)
+        first += own.size
+        pieces = (
+            [(start, min(start + step, size) - 1) for start in range(0, size, step)]
+            for size, step in zip(grid, tile, strict=True)
+        )
+        for frames, rows, columns in itertools.product(*pieces):
+            places = tuple(slice(a, b + 1) for a, b in (frames, rows, columns))
+            kept = float(own[places].mean())
+            regions.append(KeptRegion(number, frames, rows, columns, kept))
     return sorted(regions, key=lambda region: -region.kept)[:REGIONS]
-
-
-def _tiles(
-    shares: np.ndarray, grid: Grid, tile: tuple[int, ...], number: int
-) -> Iterator[KeptRegion]:
-    pieces = (
-        [(start, min(start + step, size) - 1) for start in range(0, size, step)]
-        for size, step in zip(grid, tile, strict=True)
-    )
-    for frames, rows, columns in itertools.product(*pieces):
-        places = tuple(slice(a, b + 1) for a, b in (frames, rows, columns))
-        yield KeptRegion(number, frames, rows, columns, float(shares[places].mean()))

@@ -52,11 +52,6 @@ class CallRecorder:
         self._left_now = {}
 
     @property
-    def device(self) -> torch.device:
-        assert self._call is not None
-        return self._call[2]
-
-    @property
     def left_dense(self) -> dict[LayerPart, str]:
         return self._left | self._left_now
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from chipsparse.config import MLPConfig, ScheduleConfig, SparsityConfig
 from chipsparse.schedule.schedule import SHORT_RUN, Action, Schedule, list_text, short_list, spread
-from chipsparse.tuning.jump_costs import Reuse, Trajectory, drift
-from chipsparse.tuning.placed_steps import Placed
+from chipsparse.tuning.jump_costs import Placed, Reuse, Trajectory, drift
 
 # The likeliest first: where there is no time for all, the last ones are left out.
 GROWTHS = (1.0, 2.0)

@@ -311,8 +311,8 @@ def _shared(forecast: Forecast, alone: Forecast) -> Shared:
             RankForecast(
                 rank=number,
                 branch=rank.branch,
-                heads=rank.layout.own_heads,
-                tokens=rank.layout.own_tokens,
+                heads=rank.layout.own.heads,
+                tokens=rank.layout.own.tokens,
                 cache_bytes=cache_bytes,
                 sent_bytes={action: sizes[number] for action, sizes in sent.items()},
             )

@@ -163,13 +163,13 @@ def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, overrides):
     placed = placement_of(session, "cond").device
     for branch, layer in session._caches:
         cache = session._caches[branch, layer]
-        for kind in KINDS.values():
-            tensor = getattr(getattr(cache, kind.part), kind.name)
+        for name, kind in KINDS.items():
+            tensor = getattr(getattr(cache, kind.part), name)
             if tensor is not None:
-                planned = placed[layer, kind.part][kind.name]
-                padding = planned // 8 if kind.name == "activation" else 0
-                assert planned - padding <= tensor.nbytes <= planned, kind
-                seen.add((layer, kind.name))
+                planned = placed[layer, kind.part][name]
+                padding = planned // 8 if name == "activation" else 0
+                assert planned - padding <= tensor.nbytes <= planned, name
+                seen.add((layer, name))
     assert seen == {(layer, kind) for (layer, _), kinds in placed.items() for kind in kinds}
 
 

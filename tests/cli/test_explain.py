@@ -123,10 +123,10 @@ def test_caches_are_as_large_as_those_of_a_real_generation(
         sizes.append(dict.fromkeys(KINDS, 0))
         caches = handle._adapters[0].session._caches
         for key in caches:
-            for kind in KINDS.values():
-                tensor = getattr(getattr(caches[key], kind.part), kind.name)
+            for name, kind in KINDS.items():
+                tensor = getattr(getattr(caches[key], kind.part), name)
                 if tensor is not None:
-                    sizes[-1][kind.name] += tensor.untyped_storage().nbytes()
+                    sizes[-1][name] += tensor.untyped_storage().nbytes()
         return tensors
 
     profile = load_profile("model/chipsparse.yaml")

@@ -13,7 +13,7 @@ import torch
 import chipsparse
 from chipsparse.cache.tensors import AttentionCache
 from chipsparse.graphs.cuda_capture import CudaCapturer
-from chipsparse.graphs.step_graph import MOST_ATTEMPTS, MOST_CAPTURES, Arguments, TensorsInPlace
+from chipsparse.graphs.step_graph import MOST_ATTEMPTS, MOST_CAPTURES, Arguments, put_back
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.changes import add_lora
 from tests.pipelines.tiny_runs import FLUX
@@ -288,18 +288,18 @@ def test_what_is_kept_in_place_is_what_was_recorded():
     old, new, lists = torch.zeros(3), torch.ones(3), torch.zeros(2, dtype=torch.int32)
     cache = AttentionCache()
     cache.residual, cache.lse, cache.lists, cache.capacity = old, old, (lists,), 32
-    before = TensorsInPlace(cache, {"residual", "columns"})
+    before, kinds = {**vars(cache)}, {"residual", "columns"}
     cache.residual, cache.lse, cache.lists, cache.capacity = new, new, (lists + 1,), 16
-    assert before.take(cache)
+    assert put_back(cache, before, kinds)
     assert cache.residual is old
     assert cache.lse is new
     assert cache.lists[0] is lists
     assert torch.equal(old, torch.ones(3))
     assert torch.equal(lists, torch.ones(2, dtype=torch.int32))
     cache.capacity = 48
-    assert not before.take(cache)
+    assert not put_back(cache, before, kinds)
     cache.residual, cache.capacity = torch.ones(4), 32
-    assert not before.take(cache)
+    assert not put_back(cache, before, kinds)
     assert len(cache.residual) == 4
 
 

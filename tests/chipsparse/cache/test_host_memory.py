@@ -6,42 +6,34 @@ import weakref
 import pytest
 import torch
 
+from chipsparse.cache import host_memory
 from chipsparse.cache.host_memory import HostMemory
 
 
-class Driver:
-    """Stands in for the driver that pins memory, and keeps what it has pinned."""
-
-    def __init__(self):
-        self.pinned = {}
-
-    def register(self, address, nbytes):
-        assert address not in self.pinned
-        self.pinned[address] = nbytes
-
-    def unregister(self, address):
-        del self.pinned[address]
-
-
 @pytest.fixture
-def driver():
-    return Driver()
+def pinned(monkeypatch):
+    """Bytes by address of what a stand-in for the driver has pinned."""
+    pinned = {}
 
+    def register(memory):
+        assert memory.data_ptr() not in pinned
+        pinned[memory.data_ptr()] = memory.numel()
 
-@pytest.fixture
-def memory(driver):
-    return HostMemory(driver.register, driver.unregister)
+    monkeypatch.setattr(host_memory, "_register", register)
+    monkeypatch.setattr(host_memory, "_unregister", lambda memory: pinned.pop(memory.data_ptr()))
+    return pinned
 
 
 def acquire(memory, nbytes, pin=True):
     return memory.acquire(nbytes, pin=pin, notify=pytest.fail)
 
 
-def test_pins_exactly_what_was_asked_for_and_once(driver, memory):
+def test_pins_exactly_what_was_asked_for_and_once(pinned):
+    memory = HostMemory()
     block = acquire(memory, 12_345)
     assert block.pinned
     assert block.memory.numel() == memory.nbytes == memory.pinned_bytes == 12_345
-    assert driver.pinned == {block.memory.data_ptr(): 12_345}
+    assert pinned == {block.memory.data_ptr(): 12_345}
     assert memory.untouched_bytes == 0
     acquire(memory, 8192, pin=False)  # mapped, but not used yet
     assert (memory.untouched_bytes, memory.lent_bytes) == (8192, 20_537)
@@ -54,11 +46,12 @@ def test_pins_exactly_what_was_asked_for_and_once(driver, memory):
     assert memory.nbytes == memory.lent_bytes == 8192 + 9_800
 
 
-def test_a_refusal_is_noted_and_the_memory_serves_unpinned(driver):
-    def refuse(address, nbytes):
+def test_a_refusal_is_noted_and_the_memory_serves_unpinned(monkeypatch):
+    def refuse(memory):
         raise RuntimeError("CUDA error 2")
 
-    notes, memory = [], HostMemory(refuse, driver.unregister)
+    monkeypatch.setattr(host_memory, "_register", refuse)
+    notes, memory = [], HostMemory()
     block = memory.acquire(3 << 20, pin=True, notify=notes.append)
     assert not block.pinned
     assert memory.pinned_bytes == 0
@@ -69,23 +62,24 @@ def test_a_refusal_is_noted_and_the_memory_serves_unpinned(driver):
     ]
 
 
-def test_another_size_frees_what_is_spare_and_only_that(driver, memory):
+def test_another_size_frees_what_is_spare_and_only_that(pinned):
+    memory = HostMemory()
     held, spare = (acquire(memory, 4096) for _ in range(2))
     memory.release(spare)
     del spare
     acquire(memory, 8192)
-    assert sorted(driver.pinned.values()) == [4096, 8192]
-    assert held.memory.data_ptr() in driver.pinned
+    assert sorted(pinned.values()) == [4096, 8192]
+    assert held.memory.data_ptr() in pinned
     assert memory.nbytes == 12_288
 
 
-def test_memory_is_unpinned_when_the_last_one_forgets_it(driver):
-    memory = HostMemory(driver.register, driver.unregister)
+def test_memory_is_unpinned_when_the_last_one_forgets_it(pinned):
+    memory = HostMemory()
     pages = weakref.ref(acquire(memory, 4096).memory)
-    assert len(driver.pinned) == 1
+    assert len(pinned) == 1
     del memory
     gc.collect()
-    assert driver.pinned == {}
+    assert pinned == {}
     assert pages() is None
 
 

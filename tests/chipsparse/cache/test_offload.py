@@ -204,21 +204,3 @@ def test_refused_memory_leaves_the_pool_as_it_was():
         pool.open({key(1): {KIND: 1 << 60}}, CPU)
     assert key(1) not in pool
     assert torch.equal(load(pool, 0), numbers(0, 16))
-
-
-def test_an_interrupt_while_waiting_waits_to_the_end_before_memory_is_freed():
-    class Interrupted(TracedCopies):
-        waits = 0
-
-        def synchronize(self):
-            self.waits += 1
-            if self.waits == 1:
-                raise KeyboardInterrupt
-
-    copies, host = Interrupted(), HostMemory()
-    pool = OffloadPool(host, pytest.fail, copies=lambda _: copies)
-    pool.open({key(0): {KIND: 64}}, CPU)
-    with pytest.raises(KeyboardInterrupt):
-        pool.reset()
-    assert copies.waits == 2
-    assert host.lent_bytes == 0

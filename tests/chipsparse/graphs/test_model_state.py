@@ -89,7 +89,7 @@ def test_what_computes_the_same_is_no_change(model):
 
 @pytest.mark.parametrize("elements", [1, MOST_COMPARED, MOST_COMPARED + 1])
 def test_small_tensors_on_another_device_are_compared_and_larger_ones_not_copied(elements, model):
-    model[1].plain = torch.full((elements,), torch.nan)
+    model[1].plain = torch.ones(elements)
     state = ModelState(model, torch.device("cuda"))
     assert state.change() is None
     model[1].plain[0] = 2.0

@@ -62,7 +62,7 @@ def test_a_dense_step_is_the_layer(gate, bias, cached):
     made = dense(cache, hidden, weights)
     torch.testing.assert_close(made, expected(hidden, gate, bias), atol=1e-4, rtol=1e-4)
     assert not cached or cache.output.data_ptr() != made.data_ptr()
-    summed = dense(cache, hidden, weights, addend=addend.clone())
+    summed = dense(cache, hidden, weights, addend=addend.clone)
     torch.testing.assert_close(summed, made + addend)
     if cached:
         torch.testing.assert_close(cache.output, made)  # without the addend
@@ -77,11 +77,12 @@ def test_sparse_steps_with_all_neurons_are_the_layer_and_without_any_its_last_ou
     cache, weights, before = MLPCache(), weights_of(gate), normal(BATCH, TOKENS, CHANNELS)
     made = dense(cache, before, weights)
     addend = normal(BATCH, TOKENS, CHANNELS, seed=19) if with_addend else None
-    output = sparse(cache, 2 * before, weights, 0, addend=addend)
+    given = addend.clone if with_addend else None
+    output = sparse(cache, 2 * before, weights, 0, addend=given)
     torch.testing.assert_close(output, made + (addend if with_addend else 0))
     for seed in (5, 6):
         hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
-        output = sparse(cache, hidden, weights, addend=addend)
+        output = sparse(cache, hidden, weights, addend=given)
         wanted = expected(hidden, gate) + (addend if with_addend else 0)
         torch.testing.assert_close(output, wanted, atol=2e-4, rtol=2e-4)
         output.fill_(torch.nan)  # what the caller does to its result is nobody else's business

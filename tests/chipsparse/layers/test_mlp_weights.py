@@ -93,7 +93,7 @@ def test_a_dense_step_is_the_models_own_and_an_addend_is_not_recorded(cached):
     own = F.linear(neurons, weights.down, weights.down_bias)
     assert torch.equal(mlp.dense_step(None, hidden, weights, block_size=ROWS, backend=None), own)
     summed = mlp.dense_step(
-        cache, hidden, weights, block_size=ROWS, backend=None, addend=addend.clone()
+        cache, hidden, weights, block_size=ROWS, backend=None, addend=addend.clone
     )
     torch.testing.assert_close(summed, own + addend)
     if cached:

@@ -59,11 +59,11 @@ def test_every_rank_plans_with_the_largest_share():
     cut = cut_sequence(text, 2, ROWS)
     first, last = (on_rank(text, cut, rank) for rank in range(2))
     assert first == last
-    assert first.own_tokens == first.mlp_tokens(0) == max(cut.tokens)
+    assert first.own.tokens == first.mlp_tokens(0) == max(cut.tokens)
     assert first.tokens == 276
     cut = ring_cut(VIDEO, 4, 2)  # heads are shared within each run alone
     layouts = [on_rank(VIDEO, cut, rank) for rank in range(4)]
-    assert {layout.own_heads for layout in layouts} == {3}
+    assert {layout.own.heads for layout in layouts} == {3}
     assert {layout.own_query_rows for layout in layouts} == {max(cut.query_rows)}
     assert layouts[0].query_rows == layouts[1].query_rows == range(cut.query_rows[0])
 

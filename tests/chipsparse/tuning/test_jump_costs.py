@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chipsparse.tuning.jump_costs import Reuse, drift, jump_costs
-from chipsparse.tuning.placed_steps import Placed
+from chipsparse.tuning.jump_costs import Placed, Reuse, drift, jump_costs
 from tests.chipsparse.tuning import trajectories
 
 STEPS = 13

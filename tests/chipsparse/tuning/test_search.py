@@ -8,9 +8,7 @@ import pytest
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.schedule.schedule import Action
-from chipsparse.tuning import forms
 from chipsparse.tuning.forms import DENSITIES, ActionSeconds, Candidate, Form
-from chipsparse.tuning.placed_steps import Placed
 from chipsparse.tuning.search import Search, Unreachable, halve, least_budget, smallest
 from chipsparse.tuning.targets import Pair
 from tests.chipsparse.tuning.trajectories import trajectory
@@ -19,22 +17,6 @@ STEPS = 20
 CALIBRATING, HELD_OUT = 2, 3
 
 prompt_trajectory = functools.cache(lambda prompt: trajectory(STEPS, seed=prompt))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def placed_once():
-    """The steps that follow from the trajectories alone are placed once, not by each search."""
-    made = {}
-
-    def placed(trajectories, *args, **options):
-        key = *map(id, trajectories), *args, *options.items()
-        if key not in made:
-            made[key] = Placed(trajectories, *args, **options)
-        return made[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forms, "Placed", placed)
-        yield
 
 
 class MadeUpLab:
