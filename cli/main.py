@@ -55,20 +55,13 @@ def _global_options(
     pass
 
 
-def _take_any_text(stream: TextIOWrapper) -> None:
-    """Lets a stream take what prompts and names of files may hold."""
-    encoding = codecs.lookup(stream.encoding).name
-    if encoding == "ascii":  # of the C locale; a prompt need not be ASCII there all the same
-        stream.reconfigure(encoding="utf-8", errors="surrogateescape")
-    elif stream.errors == "strict":
-        stream.reconfigure(errors="surrogateescape" if encoding == "utf-8" else "replace")
-
-
 def main() -> None:
     """Entry point of the `chipsparse` command."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            _take_any_text(stream)
+        # Else a prompt or a file's name with a letter that the encoding lacks would be an error.
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+            stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")
     if sys.flags.optimize > 1:
         say(f"error: {NO_DOCSTRINGS}")
         sys.exit(EXIT_USER_ERROR)

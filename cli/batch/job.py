@@ -8,18 +8,9 @@ from contextlib import ExitStack, closing
 import torch
 import typer
 
+from chipsparse.cli.batch import record
 from chipsparse.cli.batch.entries import Entry, Maker, find_entries
 from chipsparse.cli.batch.options import BatchOptions
-from chipsparse.cli.batch.record import (
-    MANIFEST,
-    PAGE,
-    THUMBNAILS,
-    BatchClip,
-    BatchResult,
-    State,
-    note,
-    read_manifest,
-)
 from chipsparse.cli.errors import EXIT_FAILED
 from chipsparse.cli.generate.record import ROW_PROMPT
 from chipsparse.cli.media.write import write_text
@@ -34,7 +25,7 @@ from chipsparse.cli.views.units import shortened
 def run(options: BatchOptions) -> None:
     """Check all lines, make the files that are missing, and tell."""
     start, folder = time.monotonic(), options.output
-    states: dict[str, State] = {}
+    states: dict[str, record.State] = {}
     with quiet_display(debug=options.debug) as display, ExitStack() as stack:
         actors = None
         if options.on_ray:
@@ -60,26 +51,26 @@ def run(options: BatchOptions) -> None:
                 states[clip.file] = clip.state
                 folder.mkdir(exist_ok=True)
                 now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                note(folder, clip.model_copy(update={"time": now}))
+                record.note(folder, clip.model_copy(update={"time": now}))
         finally:  # what was finished of a batch that is broken off
             if folder.is_dir():
-                known = read_manifest(folder)
-                result = BatchResult(
+                known = record.read_manifest(folder)
+                result = record.BatchResult(
                     folder=str(folder),
-                    manifest=str(folder / MANIFEST),
-                    page=str(folder / PAGE),
+                    manifest=str(folder / record.MANIFEST),
+                    page=str(folder / record.PAGE),
                     model=place.model.location,
                     seconds=time.monotonic() - start,
                     clips=[_clip(entry, known.get(entry.name), states) for entry in entries],
                 )
                 text = page([(options.prompts, result)], images="'self' file:")
-                write_text("--output", folder / PAGE, text)
+                write_text("--output", folder / record.PAGE, text)
     print_result(result, as_json=options.json)
     if result.counts["failed"]:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _outcome(clip: BatchClip) -> str:
+def _outcome(clip: record.BatchClip) -> str:
     if clip.seconds is not None:
         prompt = shortened(clip.request.prompt, ROW_PROMPT)
         return f"{clip.file} in {duration(clip.seconds)}: {prompt}"
@@ -87,14 +78,16 @@ def _outcome(clip: BatchClip) -> str:
     return f"error: line {clip.lines[0]}, seed {clip.request.seed}: {clip.error}{often}"
 
 
-def _clip(entry: Entry, known: BatchClip | None, states: dict[str, State]) -> BatchClip:
+def _clip(
+    entry: Entry, known: record.BatchClip | None, states: dict[str, record.State]
+) -> record.BatchClip:
     """Return what became of a file; one that the manifest does not know is noted."""
     there = (entry.folder / entry.name).is_file()
     state = states.get(entry.name, "already there" if there else "missing")
     if known is None or known.state != ("made" if there else state):
         known = entry.clip("made" if there else state)
         if there:
-            note(entry.folder, known)
+            record.note(entry.folder, known)
     small = entry.thumbnail(entry.folder)
-    shown = f"{THUMBNAILS}/{small.name}" if there and small.is_file() else None
+    shown = f"{record.THUMBNAILS}/{small.name}" if there and small.is_file() else None
     return known.model_copy(update={"state": state, "lines": entry.lines, "thumbnail": shown})

@@ -23,22 +23,9 @@ from chipsparse.cli.compare.rows import (
     zeros_text,
 )
 from chipsparse.cli.generate.record import Settings
+from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.names import files_text, name_of
-from chipsparse.cli.views.sections import (
-    Alert,
-    Chart,
-    Clips,
-    Facts,
-    Items,
-    Part,
-    QualityPoint,
-    Record,
-    Result,
-    Section,
-    String,
-    Table,
-    Tile,
-)
+from chipsparse.cli.views.sections import QualityPoint, Record, Result, Section, String
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.experiments.records import ClipQuality
@@ -112,11 +99,11 @@ class Comparison(Result):
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         pair, rows, dense = bool(self.sides), self.shown, self.rows[0]
-        intervals: list[Part] = [
+        intervals: list[view.Part] = [
             intervals_table(row.name, row.summary, folded=not pair) for row in rows
         ]
         if pair:
-            zeros = Facts([("B - A", zeros_text(self.difference))])
+            zeros = view.Facts([("B - A", zeros_text(self.difference))])
             intervals += [intervals_table("B - A", self.difference, sign=True), zeros]
         psnr, ssim, lpips = (metric.bound for metric in QUALITY.values())
         bounds = f"PSNR {psnr:g} dB, SSIM {ssim:g}, LPIPS {lpips:g}"
@@ -166,7 +153,7 @@ class Comparison(Result):
             *([by_frame] if pair else []),
             Section(
                 "What there is to say",
-                [Items([note for row in self.rows[1:] for note in row.notes])],
+                [view.Items([note for row in self.rows[1:] for note in row.notes])],
             ),
             Section(
                 "Prompts",
@@ -176,7 +163,7 @@ class Comparison(Result):
             ),
         ]
 
-    def _head(self, dense: Row) -> list[Part]:
+    def _head(self, dense: Row) -> list[view.Part]:
         seconds = [clip.seconds for clip in dense.clips]
         count, refused = len(seconds), sum(row.refused is not None for row in self.rows)
         alerts = []
@@ -200,7 +187,7 @@ class Comparison(Result):
                 quality = row.quality("psnr_db")
                 psnr = decibels(None if quality is None else quality.mean)
                 detail = f"PSNR {psnr}, {row.pass_text} pass"
-                tiles.append(Tile(times(row.median("speedup")), row.name, detail))
+                tiles.append(view.Tile(times(row.median("speedup")), row.name, detail))
         kinds = ", ".join(filter(None, (self.transformer_class, self.pipeline_class)))
         facts = [
             ("model", f"{name_of(self.model)} ({kinds})"),
@@ -213,19 +200,19 @@ class Comparison(Result):
             ("LPIPS", f"not measured: {self.lpips_missing}" if self.lpips_missing else ""),
             *([] if self.clip is None else self.clip.facts),
         ]
-        return [*map(Alert, alerts), *tiles, Facts(facts)]
+        return [*map(view.Alert, alerts), *tiles, view.Facts(facts)]
 
-    def _frames(self) -> Clips:
+    def _frames(self) -> view.Clips:
         """Return the clips of the prompt that is farthest from dense."""
         farthest = f"The prompt of seed {self.seed} is farthest from dense. "
         if not self.sides:
             missing = "They are there as soon as a prompt is complete."
-            return Clips(self.files, beside=True, text=farthest, missing=missing)
+            return view.Clips(self.files, beside=True, text=farthest, missing=missing)
         names = {} if self.clip is None else {"A, B, and where they differ": self.clip.files[0]}
         missing = "They are there with compare -o worst.mp4."
-        return Clips(names, side_by_side=True, text=farthest, missing=missing)
+        return view.Clips(names, side_by_side=True, text=farthest, missing=missing)
 
-    def _chart(self, metric: str) -> Chart | None:
+    def _chart(self, metric: str) -> view.Chart | None:
         """Return a metric over speed; that of a suite with the floor and the bound."""
         levels: list[tuple[float, str]] = []
         if not self.sides:
@@ -261,14 +248,16 @@ class FilesComparison(Result, ClipQuality):
             for side, file, name in (("A", self.a, "flicker_dense"), ("B", self.b, "flicker"))
         }
         charts = [curves_chart(name, {"B against A": [curves]}) for name in QUALITY]
-        tiles = [Tile(decibels(self.psnr_db), "PSNR of B against A")]
+        tiles = [view.Tile(decibels(self.psnr_db), "PSNR of B against A")]
         for name in ("ssim", "lpips"):
             if (value := getattr(self, name)) is not None:
-                tiles.append(Tile(QUALITY[name].text(value), QUALITY[name].title))
+                tiles.append(view.Tile(QUALITY[name].text(value), QUALITY[name].title))
         return [
             Section("", tiles, where="page"),
             Section("B against A", [self._table(), self._facts()]),
-            Section("Frames", [Clips({"A": self.a, "B": self.b}, reference="A")], where="page"),
+            Section(
+                "Frames", [view.Clips({"A": self.a, "B": self.b}, reference="A")], where="page"
+            ),
             Section(
                 "Frame by frame",
                 [*charts, curves_chart("flicker", flicker), self._frames()],
@@ -280,7 +269,7 @@ class FilesComparison(Result, ClipQuality):
             ),
         ]
 
-    def _table(self) -> Table:
+    def _table(self) -> view.Table:
         rows = []
         for name, metric in QUALITY.items():
             whole = math.inf if name == "psnr_db" and self.identical else getattr(self, name)
@@ -292,9 +281,9 @@ class FilesComparison(Result, ClipQuality):
                 rows.append([metric.name, *texts, place])
             elif name == "ssim":
                 rows.append([metric.name, "frames are too small", "", ""])
-        return Table(["", "overall", "worst", "in frame"], rows)
+        return view.Table(["", "overall", "worst", "in frame"], rows)
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> view.Facts:
         same = "none: the same pixels in every frame"
         largest = same if self.identical else f"{self.largest_difference} of 255"
         compared = f"{counted(self.frames, 'frame')} of {self.width}x{self.height} pixels"
@@ -303,7 +292,7 @@ class FilesComparison(Result, ClipQuality):
             change, b = (EIGHT_BITS * x for x in (self.flicker_change, self.flicker))
             flicker = f"A {b - change:.3f}, B {b:.3f} of 255 ({round(change, 3) + 0.0:+.3f})"
         lossy = "part of the difference may be the encoder's; PNG files are exact"
-        return Facts(
+        return view.Facts(
             [
                 ("largest difference", largest),
                 ("flicker", flicker),
@@ -314,7 +303,7 @@ class FilesComparison(Result, ClipQuality):
             ]
         )
 
-    def _frames(self) -> Table:
+    def _frames(self) -> view.Table:
         metrics = {
             **QUALITY,
             "flicker": Metric("flicker of B, of 255", ".4g", EIGHT_BITS),
@@ -326,4 +315,4 @@ class FilesComparison(Result, ClipQuality):
             if self.per_frame.get(name)
         }
         rows = [[str(n), *line] for n, line in enumerate(zip(*columns.values(), strict=False))]
-        return Table(["frame", *columns], rows, folded="All frames as a table")
+        return view.Table(["frame", *columns], rows, folded="All frames as a table")

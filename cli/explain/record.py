@@ -141,16 +141,8 @@ class Explanation(Result):
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         layers = ["layers", "sparse", "blocks", "keeps", "share", "sparse step", "dense"]
-        qualities = [
-            "quality",
-            "full",
-            "sparse",
-            "skipped",
-            "work",
-            "caches",
-            "speed-up",
-            "published",
-        ]
+        qualities = ["quality", "full", "sparse", "skipped", "work", "caches"]
+        qualities += ["speed-up", "published"]
         dense = [
             ("dense", f"{part.name}, {counted(count, 'layer')}: {reason}")
             for part in self.layers

@@ -17,14 +17,7 @@ import torch
 import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_errors
-from chipsparse.cli.generate.record import (
-    Comparison,
-    GenerationResult,
-    LoraRecord,
-    RequestRecord,
-    Run,
-    SeriesResult,
-)
+from chipsparse.cli.generate import record
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import stack_panels
 from chipsparse.cli.media.write import generation_metadata
@@ -52,7 +45,7 @@ def run(options: GenerateOptions) -> None:
     In a series, a clip that fails is shown and noted, and the others are made.
     """
     rank = this_rank(options)
-    results: list[GenerationResult] = []
+    results: list[record.GenerationResult] = []
     with reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)):
         try:
             with working(options, rank) as (place, display):
@@ -72,14 +65,14 @@ def run(options: GenerateOptions) -> None:
                         results.append(_result(kept, item))
         finally:  # what was made of a series that is broken off
             if results and rank.writes:
-                many = SeriesResult(asked=len(options.items), clips=results)
+                many = record.SeriesResult(asked=len(options.items), clips=results)
                 told = many if options.many else results[0]
                 print_result(told, as_json=options.json, verbose=options.verbose)
         if any(result.error is not None for result in results):
             raise typer.Exit(EXIT_FAILED)
 
 
-def _kept(results: list[GenerationResult], *, many: bool) -> str:
+def _kept(results: list[record.GenerationResult], *, many: bool) -> str:
     written = sum(result.error is None for result in results)
     if not written:
         return "nothing was written"
@@ -93,17 +86,17 @@ def planned(items: Sequence[Item], *ways: str) -> dict[str, float]:
     return {f"{way}, {item.name}": 1.0 for item in items for way in ways}
 
 
-def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> RequestRecord:
+def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> record.RequestRecord:
     """Return what was asked for, with ``warnings`` about this clip."""
     options = request.generate_options
-    return RequestRecord(
+    return record.RequestRecord(
         mode=options.mode,
         prompt=item.prompt,
         negative_prompt=options.negative_prompt,
         image=None if options.image is None else str(options.image),
         strength=options.strength,
         model=request.model.location,
-        loras=[LoraRecord(file=str(lora.file), scale=lora.scale) for lora in options.loras],
+        loras=[record.LoraRecord(file=str(lora.file), scale=lora.scale) for lora in options.loras],
         scheduler=None if options.scheduler is None else type(request.scheduler).__name__,
         flow_shift=options.flow_shift,
         pipeline_class=request.model.pipeline_class.__name__,
@@ -247,7 +240,7 @@ class KeptPipeline:
         return generation
 
 
-def _result(kept: KeptPipeline, item: Item) -> GenerationResult:
+def _result(kept: KeptPipeline, item: Item) -> record.GenerationResult:
     request, display = kept.request, kept.display
     warnings = prompt_warnings(kept, item)
     try:
@@ -257,7 +250,7 @@ def _result(kept: KeptPipeline, item: Item) -> GenerationResult:
             raise
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
-        return GenerationResult(request=record_of(request, item, warnings), error=sentence)
+        return record.GenerationResult(request=record_of(request, item, warnings), error=sentence)
 
 
 def prompt_warnings(kept: KeptPipeline, item: Item) -> list[str]:
@@ -300,7 +293,7 @@ def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | N
 
 def make(
     kept: KeptPipeline, item: Item, warnings: list[str]
-) -> tuple[GenerationResult, np.ndarray]:
+) -> tuple[record.GenerationResult, np.ndarray]:
     """Generate and write one image or clip; return the result and the frames."""
     request, options = kept.request, kept.request.generate_options
     runs: dict[Way, Generation] = {}
@@ -311,12 +304,14 @@ def make(
         if kept.report is not None and kept.report.error is None:
             kept.report.fail(error)
         with suppress(Exception):  # the error matters more
-            failed = GenerationResult(request=record_of(request, item), error=described(error))
+            failed = record.GenerationResult(
+                request=record_of(request, item), error=described(error)
+            )
             _write_report(item.report, failed, kept.report)
         raise
     made = runs[options.ways[-1]]
     if not kept.rank.writes:
-        return GenerationResult(request=record_of(request, item, warnings)), made.frames
+        return record.GenerationResult(request=record_of(request, item, warnings)), made.frames
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
@@ -326,7 +321,7 @@ def make(
         dense = runs["dense"]
         quality = compare_clips(dense.frames, made.frames)
         speedup = dense.denoising_seconds / made.denoising_seconds
-        comparison = Comparison(speedup=speedup, **quality.model_dump())
+        comparison = record.Comparison(speedup=speedup, **quality.model_dump())
         panels = [
             (run.frames, f"{way} {seconds_text(run.denoising_seconds)}")
             for way, run in runs.items()
@@ -343,8 +338,8 @@ def make(
     files = {kind: [str(file) for file in written[path]] for kind, (path, _) in outputs.items()}
     if item.report is not None:
         files["report"] = [str(item.report)]
-    records = {way: Run.model_validate(run) for way, run in runs.items()}
-    result = GenerationResult(
+    records = {way: record.Run.model_validate(run) for way, run in runs.items()}
+    result = record.GenerationResult(
         request=record_of(request, item, warnings),
         files=files,
         sparse=records.get("sparse"),
@@ -357,7 +352,7 @@ def make(
 
 
 def _write_report(
-    path: Path | None, result: GenerationResult, report: GenerationReport | None
+    path: Path | None, result: record.GenerationResult, report: GenerationReport | None
 ) -> None:
     """Write the file of ``--report``, if one is asked for: the result with what each step did."""
     if path is None:

@@ -10,16 +10,9 @@ from typing import Literal
 
 from pydantic import ConfigDict, field_validator
 
+from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.names import bundled_name, files_text, profile_text
-from chipsparse.cli.views.sections import (
-    Facts,
-    QualityPoint,
-    Record,
-    Result,
-    Section,
-    String,
-    Table,
-)
+from chipsparse.cli.views.sections import QualityPoint, Record, Result, Section, String
 from chipsparse.cli.views.units import counted, percent, seconds_text, shortened
 from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.common.byte_sizes import format_bytes
@@ -213,7 +206,11 @@ class GenerationResult(Result):
         if self.sparse is not None:
             head.append(("steps", f"{self.sparse.letters}\n{LETTERS}"))
         details = [*self.details, *(internals(made) if verbose else [])]
-        return [Section("", [Facts(head), steps_table(made), Facts(details)], where="terminal")]
+        return [
+            Section(
+                "", [view.Facts(head), steps_table(made), view.Facts(details)], where="terminal"
+            )
+        ]
 
     @property
     def made_with(self) -> list[tuple[str, str]]:
@@ -279,10 +276,10 @@ class SeriesResult(Result):
         rows += [row for clip in finished[1:] for row in clip.notes]
         if verbose and finished and finished[-1].made:
             rows += internals(finished[-1].made)
-        facts = Facts([*dict.fromkeys(rows)])
-        return [Section("", [Facts(head), self._table(prompts=prompts), facts])]
+        facts = view.Facts([*dict.fromkeys(rows)])
+        return [Section("", [view.Facts(head), self._table(prompts=prompts), facts])]
 
-    def _table(self, *, prompts: bool) -> Table:
+    def _table(self, *, prompts: bool) -> view.Table:
         compared = any(clip.comparison is not None for clip in self.clips)
         columns = ["written", *(["prompt"] if prompts else []), "seed", "time"]
         columns += ["speed-up", "PSNR"] if compared else []
@@ -298,7 +295,7 @@ class SeriesResult(Result):
                 psnr = "the same" if pair.psnr_db is None else f"{pair.psnr_db:.2f} dB"
                 cells += [f"{pair.speedup:.2f}x", psnr]
             rows.append([*cells, *["-"] * (len(columns) - len(cells))])
-        return Table(columns, rows, texts=2 if prompts else 1)
+        return view.Table(columns, rows, texts=2 if prompts else 1)
 
 
 def published_text(model: str, speedup: float) -> str:
@@ -344,7 +341,7 @@ def _range(ascending: Iterable[str]) -> str:
     return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
-def steps_table(made: Run) -> Table:
+def steps_table(made: Run) -> view.Table:
     """Return the steps by action, with their mean time and computed shares."""
     by_action: dict[str, list[StepResult]] = defaultdict(list)
     for step in made.steps:
@@ -356,7 +353,7 @@ def steps_table(made: Run) -> Table:
         mlp = statistics.fmean(step.computed(step.mlp_kept) for step in steps)
         seconds = seconds_text(statistics.fmean(step.seconds for step in steps))
         rows.append([action, str(len(steps)), seconds, percent(attention), percent(mlp)])
-    return Table(["action", "steps", "mean time", "attention computed", "MLP computed"], rows)
+    return view.Table(["action", "steps", "mean time", "attention computed", "MLP computed"], rows)
 
 
 def internals(made: Run) -> list[tuple[str, str]]:

@@ -14,18 +14,10 @@ from markupsafe import Markup
 
 import chipsparse
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.frames import Sample, named_samples
 from chipsparse.cli.views.names import command_text, without_folders
-from chipsparse.cli.views.sections import (
-    FIRST,
-    SECOND,
-    Chart,
-    Clips,
-    QualityPoint,
-    Result,
-    Section,
-    Table,
-)
+from chipsparse.cli.views.sections import FIRST, SECOND, QualityPoint, Result, Section
 from chipsparse.cli.views.units import decibels, shortened, times
 
 if TYPE_CHECKING:
@@ -100,7 +92,7 @@ def _article(file: Path, result: Result, samples: Sequence[Sample]) -> Article:
         parts: list[Any] = []
         text, lacking = section.text, section.missing
         for part in section.parts:
-            if isinstance(part, Clips):
+            if isinstance(part, view.Clips):
                 frames = list(samples) or named_samples(file, part)
                 if isinstance(frames, str):
                     lacking = frames
@@ -148,8 +140,8 @@ def overview_section(points: Sequence[Sequence[QualityPoint]]) -> Section:
     return Section(
         "All files",
         [
-            Chart("quality over speed", draw, "Quality over speed", 340),
-            Table(["number in the chart", "speed-up", "PSNR"], rows),
+            view.Chart("quality over speed", draw, "Quality over speed", 340),
+            view.Table(["number in the chart", "speed-up", "PSNR"], rows),
         ],
         "Every result of these files, by the number of its file, against its own dense run. Files "
         "with other prompts, sizes or step counts are not comparable.",
@@ -173,7 +165,7 @@ def _environment() -> Environment:
         is_text = isinstance(value, str) and not isinstance(value, Markup)
         return without_folders(value) if is_text else value
 
-    def draw(chart: Chart) -> Any:
+    def draw(chart: view.Chart) -> Any:
         # Only pages with charts need the library that draws them.
         from chipsparse.cli.views.charts import draw_chart
 

@@ -311,7 +311,7 @@ def test_a_gpu_that_is_here_is_asked_and_measured(wan, monkeypatch):
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
     monkeypatch.setattr("chipsparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
     monkeypatch.setattr(explanation, "measure_rates", lambda _: rates)
-    monkeypatch.setattr(explanation, "known_rates", lambda *_: None)
+    monkeypatch.setattr(explanation.layer_times, "known_rates", lambda *_: None)
     result = wan("--ram", "1T")
     assert result["layers"][0]["step"] is None
     assert 55 * GIB < result["memory"]["device"] <= 60 * GIB

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import pytest
 import typer
+from pydantic import AfterValidator
 from typer.testing import CliRunner
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
     REQUIRED,
-    Check,
     GenerateOptions,
     Positive,
     PrintOptions,
@@ -35,7 +35,7 @@ class Base(PrintOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Base):
-    what: Annotated[str, Check(str.upper)] | None = argument(help="What.", metavar="WHAT")
+    what: Annotated[str, AfterValidator(str.upper)] | None = argument(help="What.", metavar="WHAT")
     output: Path = output_option("-o", help="File.", default=REQUIRED)
     late_one: bool = option(help="Late.", default=False, panel="Shape")
     colour: str = option(help="Another colour.", default="blue", panel="Shape")
