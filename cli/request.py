@@ -92,8 +92,6 @@ class Request(Place):
     steps: int  # that are computed
     planned: PlannedGeneration | None  # None where the model's own code decides
     too_few_steps: str | None  # why nothing will run sparse, if that is known by now
-    out_of_range: list[str]  # what the profile was not tuned for
-    warnings: list[str]  # one sentence each
 
     @property
     def generate_options(self) -> GenerateOptions:
@@ -108,6 +106,40 @@ class Request(Place):
     def step_costs(self) -> list[float]:
         """The cost of each computed step, relative to the others; empty where not known."""
         return [] if self.planned is None else step_costs(self.planned.plan, first=self.first)
+
+    @cached_property
+    def out_of_range(self) -> list[str]:
+        """The differences from the generations that the profile was tuned for."""
+        profile = self.profile
+        if profile is None or profile.tuned is None or self.options.dense:
+            return []
+        config = {"transformer_config": digest(self.model.transformer_config)}
+        return outside(profile.tuned, self.tuned_facts | config)
+
+    @property
+    def tuned_facts(self) -> dict[str, Any]:
+        """The part of a profile's range that is not the model; no device that is not here."""
+        values = self.settings.model_dump(exclude={"max_sequence_length"})
+        values |= {"flow_shift": self.options.flow_shift, "dtype": self.dtype_name}
+        return values | ({"device": device_name(self.device)} if self.here else {})
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """The sentences to be read before anything is computed."""
+        profile, texts = self.profile, [self.too_few_steps]
+        if profile is not None:
+            texts += [profile.instead, *unused_defaults(self.model, profile)]
+        if profile is not None and profile.is_general and not self.options.dense:
+            texts.append(
+                f"there is no profile for the model class {self.model.transformer_class}: "
+                f"{profile.quality} is made for no model in particular"
+            )
+        if profile is not None and self.out_of_range:
+            texts.append(
+                f"{profile.source} was tuned for other generations than this one "
+                f"({'; '.join(self.out_of_range)}): its quality and speed were not measured here"
+            )
+        return [text for text in texts if text is not None]
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -239,22 +271,6 @@ def resolve(
         raise UserError(too_few)
     if planned is not None and place.device.type == "cpu" and instead is not None:
         check_memory(planned, settings.num_frames, model, place.dtype)
-    differences: list[str] = []
-    warnings = [too_few]
-    if profile is not None:
-        warnings += [profile.instead, *unused_defaults(model, profile)]
-    if profile is not None and profile.is_general and not options.dense:
-        warnings.append(
-            f"there is no profile for the model class {model.transformer_class}: "
-            f"{profile.quality} is made for no model in particular"
-        )
-    if profile is not None and profile.tuned is not None and not options.dense:
-        device = place.device if place.here else None
-        facts = range_of(settings, options.flow_shift, device, place.dtype)
-        facts["transformer_config"] = digest(model.transformer_config)
-        differences = outside(profile.tuned, facts)
-        if differences:
-            warnings.append(out_of_range_text(profile, differences))
     first = first_step(settings.num_inference_steps)
     return Request(
         **{**vars(place), "model": model},
@@ -267,8 +283,6 @@ def resolve(
         steps=called_steps(settings, model) - first,
         planned=planned,
         too_few_steps=too_few,
-        out_of_range=differences,
-        warnings=[warning for warning in warnings if warning is not None],
     )
 
 
@@ -327,23 +341,3 @@ def choose_profile(
                 f"{model.location} has a {kind}"
             )
         return profile.override(options.memory_budgets())
-
-
-def out_of_range_text(profile: Profile, differences: list[str]) -> str:
-    """Return one sentence about what a profile was not tuned for."""
-    return (
-        f"{profile.source} was tuned for other generations than this one "
-        f"({'; '.join(differences)}): its quality and speed were not measured here"
-    )
-
-
-def range_of(
-    settings: GenerationSettings,
-    flow_shift: float | None,
-    device: torch.device | None,
-    dtype: torch.dtype,
-) -> dict[str, Any]:
-    """Return a generation's part of a profile's range; a device that is not here has no name."""
-    values = settings.model_dump(exclude={"max_sequence_length"})
-    values |= {"flow_shift": flow_shift, "dtype": str(dtype).removeprefix("torch.")}
-    return values if device is None else {**values, "device": device_name(device)}

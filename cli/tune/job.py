@@ -10,7 +10,7 @@ from chipsparse.cli.plan import called_steps
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import called, meet, start_others, this_rank
-from chipsparse.cli.request import Request, range_of, resolve, working
+from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.tune.lab import TuneLab, calibrated
 from chipsparse.cli.tune.options import TuneOptions
 from chipsparse.cli.tune.record import Chosen, TunedResult, quality_text, time_text
@@ -174,7 +174,7 @@ def _tuned_for(options: TuneOptions, request: Request) -> TunedFor:
     return TunedFor(
         model=facts["model"],
         transformer_config=facts["transformer_config"],
-        **range_of(request.settings, options.flow_shift, request.device, request.dtype),
+        **request.tuned_facts,
         versions={name: facts["versions"][name] for name in ("chipsparse", "torch", "diffusers")},
         target=TunedTarget(**options.target),
     )
