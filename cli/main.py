@@ -12,10 +12,8 @@ import typer
 
 from chipsparse import __version__
 from chipsparse.cli.commands import COMMANDS, generate
-from chipsparse.cli.errors import EXIT_USER_ERROR, say, usage_errors
+from chipsparse.cli.errors import usage_errors
 from chipsparse.cli.options import as_command
-
-NO_DOCSTRINGS = "python -OO drops the docstrings, which transformers reads; use python -O at most"
 
 
 def _example(command: Callable[[Any], None]) -> str:
@@ -62,9 +60,6 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
             stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")
-    if sys.flags.optimize > 1:
-        say(f"error: {NO_DOCSTRINGS}")
-        sys.exit(EXIT_USER_ERROR)
     with usage_errors():
         # As a module, too: a shell completes no `python -m chipsparse`.
         code = app(prog_name="chipsparse", standalone_mode=False)

@@ -48,17 +48,7 @@ from chipsparse.cli.views.units import sharing_text
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.experiments.clips import step_costs
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.profiles.profile import (
-    DEFAULT_QUALITY,
-    MODEL_PROFILE_NAME,
-    GenerationDefaults,
-    Profile,
-    bundled_model,
-    default_profile,
-    find_profile,
-    load_profile,
-    profile_classes,
-)
+from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import digest, outside
 
 if TYPE_CHECKING:
@@ -84,7 +74,7 @@ class Request(Place):
     """A generation that was resolved."""
 
     options: GenerationOptions
-    profile: Profile | None  # None where the unpatched model runs without one
+    profile: profiles.Profile | None  # None where the unpatched model runs without one
     settings: GenerationSettings
     image: Image | None  # that it starts from, in the size that is made
     scheduler: Any | None  # that replaces the model's own
@@ -217,7 +207,7 @@ def place_on(
     """Return what the files of ``--model`` say, to be computed on a device; raise `UserError`."""
     if options.vram is not None and device.type != "cuda":
         raise UserError(f"--vram {options.vram} has no effect on a CPU; use --ram")
-    location = str(bundled_model()) if options.model is None else options.model
+    location = str(profiles.bundled_model()) if options.model is None else options.model
     text = f"looking up {location} on the Hugging Face hub"
     with nullcontext() if is_here(location) else display.stage(text):
         model = describe_model(location)
@@ -241,7 +231,7 @@ def resolve(
         _check_inputs(options, model, instead)
     optional = options.dense if optional is None else optional
     profile = choose_profile(options, model, optional=optional)
-    defaults = GenerationDefaults() if profile is None else profile.generation
+    defaults = profiles.GenerationDefaults() if profile is None else profile.generation
     image = options.input_image
     settings = resolve_settings(options, model, defaults, image)
     if image is not None:
@@ -310,27 +300,27 @@ def _check_inputs(options: GenerationOptions, model: ModelDescription, instead: 
 
 def choose_profile(
     options: GenerationOptions, model: ModelDescription, *, optional: bool = False
-) -> Profile | None:
+) -> profiles.Profile | None:
     """Return the profile of ``--config`` or of the model: its ``--quality``, with memory budgets.
 
     Where there is none: None if that is ``optional``, else `UserError`.
     """
     kind = model.transformer_class
-    own = Path(model.location) / MODEL_PROFILE_NAME
+    own = Path(model.location) / profiles.MODEL_PROFILE_NAME
     with user_errors(ValueError):
         if options.config is not None:
-            profile = load_profile(options.config)
-        elif kind in profile_classes() or own.exists():
-            profile = find_profile(model.location, kind, experts=model.experts)
+            profile = profiles.load_profile(options.config)
+        elif kind in profiles.profile_classes() or own.exists():
+            profile = profiles.find_profile(model.location, kind, experts=model.experts)
         elif options.quality is not None:
-            profile = default_profile()
+            profile = profiles.default_profile()
         elif optional:
             return None
         else:
             raise UserError(
                 f"there is no profile for the model class {kind} (there is for "
-                f"{', '.join(profile_classes())}); give one with --config, or --quality "
-                f"{DEFAULT_QUALITY}, which is made for no model in particular"
+                f"{', '.join(profiles.profile_classes())}); give one with --config, or --quality "
+                f"{profiles.DEFAULT_QUALITY}, which is made for no model in particular"
             )
         profile = profile.for_steps(options.steps, experts=model.experts)
         if options.quality is not None:

@@ -18,7 +18,7 @@ from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import KeptPipeline, make, prompt_warnings, record_of
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.weights import files_digest, weights_digest
-from chipsparse.cli.options import SEEDS, Item, check_count, read_value
+from chipsparse.cli.options import Item, read_value
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.request import Place, Request, resolve
 
@@ -77,14 +77,12 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
     known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
     entries: dict[str, Entry] = {}
     lines, problems = read_lines(options.prompts, lambda text: display.warn([text]))
-    count, total = len(lines) + len(problems), 0
+    count = len(lines) + len(problems)
     for line in lines:
         own: dict[str, Any] = dict(line.settings.items())
         try:
             seed = read_value(BatchOptions, "seed", own.pop("seed", options.seed))
             number = read_value(BatchOptions, "num", own.pop("num", options.num or 1))
-            if seed + number > SEEDS:
-                raise UserError(f"--seed {seed}: {number} seeds from there go beyond 2^64 - 1")
             if str(own) not in known:
                 given = options.of_line({**own, **fixed})
                 request = resolve(given, place)
@@ -98,8 +96,6 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
             problems[line.number] = str(error)
             continue
         request, decisive = known[str(own)]
-        total += number
-        check_count(str(options.prompts), total)
         for own_seed in range(seed, seed + number):
             facts = {"prompt": line.prompt, "seed": own_seed, "settings": decisive}
             text = json.dumps(facts, sort_keys=True, allow_nan=False)

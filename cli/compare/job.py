@@ -16,7 +16,7 @@ from rich.console import Console
 from chipsparse.cli.compare.files import write_clip
 from chipsparse.cli.compare.options import MEASURED, CompareOptions
 from chipsparse.cli.compare.record import Comparison
-from chipsparse.cli.compare.rows import OURS, Row, differences
+from chipsparse.cli.compare.ways import OURS, Row, differences
 from chipsparse.cli.errors import UserError, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from chipsparse.cli.compare.rows import QUALITY, Row, clips_table, numbers_table, quality_chart
+from chipsparse.cli.compare.ways import QUALITY, Row, clips_table, numbers_table, quality_chart
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.budget_map import Cell, budget_map

@@ -243,11 +243,6 @@ def _inline(text: str, prefix: str) -> str:
         for key in (f"{XLINK}href", "clip-path"):
             if key in element.attrib:
                 element.set(key, element.attrib[key].replace("#", f"#{prefix}", 1))
-        if element.get("transform", "").startswith("rotate(-0 "):
-            del element.attrib["transform"]
-        if not (element.text or "").strip():
-            element.text = None
-        element.tail = None
     return ElementTree.tostring(root, encoding="unicode")
 
 

@@ -45,7 +45,7 @@ def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -
 
 def read_result(path: Path) -> Result:
     """Return the result in a file; raise `UserError` for a damaged one, or none of chipsparse."""
-    with user_errors(ValueError, RecursionError, what=f"{path} is no JSON"):
+    with user_errors(ValueError, what=f"{path} is no JSON"):
         check_readable("the file", path)
         content: Any = json.loads(read_text(path, str(path)))
     if not isinstance(content, dict):
@@ -64,8 +64,6 @@ def read_result(path: Path) -> Result:
         return own.model_validate(_clean(content), strict=False)
     except ValidationError as error:
         raise UserError(f"{path} is damaged: {_first_mistake(error)}") from error
-    except RecursionError as error:
-        raise UserError(f"{path} is damaged: it is nested too deeply") from error
 
 
 def _clean(value: Any) -> Any:

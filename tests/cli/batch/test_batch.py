@@ -155,11 +155,6 @@ def test_all_that_decides_about_a_result_is_in_its_name(
              "line 4: --steps 0 must be greater than", "line 5: --crf 99 is out"],
         ),
         (f"prompt,seed\na,\nb,{2**64 - 1}\n", []),
-        (f"prompt,seed,num\na,,\nb,{2**64 - 1},2\n", ["2 seeds from there go beyond 2^64 - 1"]),
-        (  # more than can be listed
-            "prompt,num\n" + "a,501\n" * 2000,
-            ["error: prompts.csv asks for ", "one command makes at most 1000000"],
-        ),
         ("prompt,frames\na,\nb,6\n", ["line 3: --frames 6 does not fit"]),  # of the model
     ],
 )  # fmt: skip
