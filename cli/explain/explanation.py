@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -33,7 +33,7 @@ from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
-from chipsparse.plan import Action, SparsityPlan
+from chipsparse.plan import Action
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.published import published_psnr
 
@@ -242,15 +242,11 @@ def _layers(forecast: Forecast) -> list[record.PartLayers]:
         layers = range(first, first + kind.layers)
         first += kind.layers
         for part in PARTS:
+            keep: Callable[[int], int] = plan.mlp_keep_count
+            rows, total = whole.mlp_tokens(layers[0]), kind.intermediate_size
             if part == "attention":
-                rows, total, keep = (
-                    len(layout.query_rows),
-                    layout.tokens,
-                    partial(layer_times.kept_columns, plan),
-                )
-            else:
-                rows, total = whole.mlp_tokens(layers[0]), kind.intermediate_size
-                keep = partial(SparsityPlan.mlp_keep_count, plan)
+                keep = partial(layer_times.kept_columns, plan)
+                rows, total = len(layout.query_rows), layout.tokens
             kept: dict[int, list[int]] = {}
             for layer in layers:
                 if not plan.is_dense() and plan.is_sparse(layer, part):

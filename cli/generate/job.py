@@ -20,7 +20,6 @@ from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_
 from chipsparse.cli.generate import record
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import stack_panels
-from chipsparse.cli.media.write import generation_metadata
 from chipsparse.cli.options import GenerateOptions, Item, command_words
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
@@ -333,12 +332,16 @@ def make(
             dict(outputs.values()),
             fps=options.fps,
             crf=options.crf,
-            metadata=generation_metadata(request, item),
+            metadata=media.generation_metadata(request, item),
         )
     files = {kind: [str(file) for file in written[path]] for kind, (path, _) in outputs.items()}
     if item.report is not None:
         files["report"] = [str(item.report)]
-    records = {way: record.Run.model_validate(run) for way, run in runs.items()}
+    records = {}
+    for way, run in runs.items():
+        count, height, width, _ = run.frames.shape
+        size = {"frames": count, "height": height, "width": width}
+        records[way] = record.Run.model_validate({**vars(run), **size})
     result = record.GenerationResult(
         request=record_of(request, item, warnings),
         files=files,

@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from pydantic import ConfigDict, field_validator
-
 from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.names import bundled_name, files_text, profile_text
 from chipsparse.cli.views.sections import QualityPoint, Record, Result, Section, String
@@ -105,8 +103,6 @@ class RequestRecord(Record):
 class Run(Record):
     """A generation, dense or sparse, without its frames; see `experiments.clips`."""
 
-    model_config = ConfigDict(from_attributes=True)
-
     steps: Sequence[StepResult]
     denoising_seconds: Number
     total_seconds: Number
@@ -122,11 +118,6 @@ class Run(Record):
     notes: Sequence[String] = ()
     nothing_sparse: String | None = None
     work_share: Number | None = None
-
-    @field_validator("frames", mode="before")
-    @classmethod
-    def _count(cls, frames: object) -> object:
-        return frames if isinstance(frames, int) else len(frames)  # type: ignore[arg-type]
 
     @property
     def letters(self) -> str:
