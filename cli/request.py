@@ -14,6 +14,7 @@ from PIL import ImageOps
 from PIL.Image import Image, Resampling
 
 import chipsparse
+from chipsparse.cli import plan as planning
 from chipsparse.cli.errors import UserError, results_alone, user_errors
 from chipsparse.cli.model.description import (
     ModelDescription,
@@ -27,14 +28,6 @@ from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, is_here
-from chipsparse.cli.plan import (
-    PlannedGeneration,
-    called_steps,
-    check_memory,
-    check_sharing,
-    plan_generation,
-    too_few_steps,
-)
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.settings import (
@@ -80,7 +73,7 @@ class Request(Place):
     scheduler: Any | None  # that replaces the model's own
     first: int  # step that is computed first, more than 0 from an image
     steps: int  # that are computed
-    planned: PlannedGeneration | None  # None where the model's own code decides
+    planned: planning.PlannedGeneration | None  # None where the model's own code decides
     too_few_steps: str | None  # why nothing will run sparse, if that is known by now
 
     @property
@@ -253,14 +246,14 @@ def resolve(
     planned = too_few = None
     known = model.transformer_class in ADAPTERS and None not in latent_sizes(settings, model)
     if profile is not None and known:
-        planned = plan_generation(settings, model, profile)
-    check_sharing(model, planned, place.parallel)
+        planned = planning.plan_generation(settings, model, profile)
+    planning.check_sharing(model, planned, place.parallel)
     if planned is not None and not options.dense:
-        too_few = too_few_steps(planned.plan, first_step)
+        too_few = planning.too_few_steps(planned.plan, first_step)
     if too_few is not None and options.strict:
         raise UserError(too_few)
     if planned is not None and place.device.type == "cpu" and instead is not None:
-        check_memory(planned, settings.num_frames, model, place.dtype)
+        planning.check_memory(planned, settings.num_frames, model, place.dtype)
     first = first_step(settings.num_inference_steps)
     return Request(
         **{**vars(place), "model": model},
@@ -270,7 +263,7 @@ def resolve(
         image=image,
         scheduler=scheduler,
         first=first,
-        steps=called_steps(settings, model) - first,
+        steps=planning.called_steps(settings, model) - first,
         planned=planned,
         too_few_steps=too_few,
     )

@@ -81,10 +81,8 @@ def resolve_settings(
         usual = image.height, image.width
         if rows is not None and columns is not None:
             usual = rows * space, columns * space
-        asked_size = options.height, options.width
-        height, width = size_like(
-            image, asked=asked_size, usual=usual, multiples=size_multiples(model)
-        )
+        asked_size, multiples = (options.height, options.width), size_multiples(model)
+        height, width = size_like(image, asked=asked_size, usual=usual, multiples=multiples)
         settings = settings.model_copy(update={"height": height, "width": width})
     if options.negative_prompt is not None:
         _check_guided(settings, model)
@@ -173,33 +171,29 @@ def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
     """Raise `UserError` for a size that the model cannot do, with the nearest that it can."""
     chunks, (time, *patches) = frame_chunks(model.vae_config), pixels_of_patch(model)
     longest = model.transformer_config.get("rope_max_seq_len")
-    # Each size is to be a multiple of a number, plus a rest, and at most the largest.
-    rules: list[tuple[str, int, int, float]] = []
-    for name, patch, multiple in zip(
-        ("height", "width"), patches, size_multiples(model), strict=True
-    ):
-        largest = longest * patch // multiple * multiple if longest else math.inf
-        rules.append((name, multiple, 0, largest))
+    # Each size is to be a multiple of a number, plus a rest, and at most the last one.
+    rules: dict[str, tuple[int, int, float]] = {}
+    sides = zip(("height", "width"), patches, size_multiples(model), strict=True)
+    for name, patch, multiple in sides:
+        rules[name] = multiple, 0, longest * patch // multiple * multiple if longest else math.inf
     if chunks.frames > 1:
-        largest = chunks.frames_of(longest * time) if longest else math.inf
-        rules.append(("num_frames", chunks.frames, chunks.first, largest))
-    for name, multiple, rest, largest in rules:
+        most = chunks.frames_of(longest * time) if longest else math.inf
+        rules["num_frames"] = chunks.frames, chunks.first, most
+    for name, (multiple, rest, most) in rules.items():
         option, size = OPTION_OF[name], getattr(settings, name)
         if size is None:
             continue
-        if size > largest:
-            raise UserError(
-                f"{option} {size} is too large for this model; the largest is {largest}"
-            )
+        if size > most:
+            raise UserError(f"{option} {size} is too large for this model; the largest is {most}")
         if size >= 1 and size % multiple == rest % multiple:
             continue
         smallest = rest or multiple
         below = (size - rest) // multiple * multiple + rest
-        nearest = [n for n in (below, below + multiple) if smallest <= n <= largest]
+        nearest = [n for n in (below, below + multiple) if smallest <= n <= most]
         form = f"a multiple of {multiple}" + (f" plus {rest}" if rest else "")
-        choices = " or ".join(map(str, nearest or [smallest]))
+        fitting = " or ".join(map(str, nearest or [smallest]))
         raise UserError(
-            f"{option} {size} does not fit this model, which needs {form}; use {choices}"
+            f"{option} {size} does not fit this model, which needs {form}; use {fitting}"
         )
 
 

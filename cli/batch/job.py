@@ -11,6 +11,7 @@ import typer
 from chipsparse.cli.batch import record
 from chipsparse.cli.batch.entries import Entry, Maker, find_entries
 from chipsparse.cli.batch.options import BatchOptions
+from chipsparse.cli.batch.record import BatchClip, State
 from chipsparse.cli.errors import EXIT_FAILED
 from chipsparse.cli.generate.record import ROW_PROMPT
 from chipsparse.cli.media.write import write_text
@@ -25,7 +26,7 @@ from chipsparse.cli.views.units import shortened
 def run(options: BatchOptions) -> None:
     """Check all lines, make the files that are missing, and tell."""
     start, folder = time.monotonic(), options.output
-    states: dict[str, record.State] = {}
+    states: dict[str, State] = {}
     with quiet_display(debug=options.debug) as display, ExitStack() as stack:
         actors = None
         if options.on_ray:
@@ -70,7 +71,7 @@ def run(options: BatchOptions) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _outcome(clip: record.BatchClip) -> str:
+def _outcome(clip: BatchClip) -> str:
     if clip.seconds is not None:
         prompt = shortened(clip.request.prompt, ROW_PROMPT)
         return f"{clip.file} in {duration(clip.seconds)}: {prompt}"
@@ -78,9 +79,7 @@ def _outcome(clip: record.BatchClip) -> str:
     return f"error: line {clip.lines[0]}, seed {clip.request.seed}: {clip.error}{often}"
 
 
-def _clip(
-    entry: Entry, known: record.BatchClip | None, states: dict[str, record.State]
-) -> record.BatchClip:
+def _clip(entry: Entry, known: BatchClip | None, states: dict[str, State]) -> BatchClip:
     """Return what became of a file; one that the manifest does not know is noted."""
     there = (entry.folder / entry.name).is_file()
     state = states.get(entry.name, "already there" if there else "missing")

@@ -115,9 +115,8 @@ class BatchResult(Result):
         common = set.intersection(*(set(clip.request.warnings) for clip in self.clips))
         alerts = [view.Alert(text) for text in sorted(common)]
         if failed := self.counts["failed"]:
-            alerts.insert(
-                0, view.Alert(f"{counted(failed, 'prompt')} failed. Why, stands below.", "error")
-            )
+            text = f"{counted(failed, 'prompt')} failed. Why, stands below."
+            alerts.insert(0, view.Alert(text, "error"))
         pictures = []
         for clip in made:
             details = [f"seed {clip.request.seed}", *([clip.settings] if len(settings) > 1 else [])]

@@ -17,7 +17,7 @@ from chipsparse.cli.compare.files import write_clip
 from chipsparse.cli.compare.options import MEASURED, CompareOptions
 from chipsparse.cli.compare.record import Comparison
 from chipsparse.cli.compare.ways import OURS, Row, differences
-from chipsparse.cli.errors import UserError, described, exit_code, user_errors
+from chipsparse.cli.errors import UserError, check_installed, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
 from chipsparse.cli.progress import ProgressDisplay
@@ -26,7 +26,7 @@ from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, 
 from chipsparse.cli.request import Request, choose_profile, resolve, working
 from chipsparse.cli.settings import OPTION_OF
 from chipsparse.cli.views.names import bundled_name, name_of, without_folders
-from chipsparse.cli.views.page import check_charts, page
+from chipsparse.cli.views.page import page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import counted
@@ -141,7 +141,7 @@ def _check_settings(a: Request, b: Request) -> None:
 def run_suite(options: CompareOptions) -> None:
     """Check all that is cheap to check, make the clips that are missing, and print."""
     check_alone("--suite")
-    check_charts()
+    check_installed("matplotlib", "report", "the page needs matplotlib")
     options = dataclasses.replace(options, model=options.suite)
     folder = options.folder
     alone = "a suite generates from prompts alone"
@@ -149,9 +149,8 @@ def run_suite(options: CompareOptions) -> None:
         request, model = resolve(options, place, instead=alone, optional=True), place.model
         video = model.accepts("num_frames")
         suffix = ".mp4" if video else ".png"
-        media.check_output(
-            (folder if folder.is_dir() else folder.parent) / f"suite{suffix}", fps=options.fps
-        )
+        existing = folder if folder.is_dir() else folder.parent
+        media.check_output(existing / f"suite{suffix}", fps=options.fps)
         # The bundled models were trained on scenes of their own.
         is_bundled = bundled_name(model.location) is not None
         bundled = shapes(video=video) if is_bundled else "suite.txt"
@@ -275,14 +274,7 @@ def _result(
 def _farthest(rows: Sequence[Row]) -> int | None:
     """Return the seed of the prompt in which ours are farthest from dense, of complete ones."""
     complete = set.intersection(*({clip.seed for clip in row.clips} for row in rows if row.clips))
-    clips = [
-        clip
-        for row in rows
-        if row.method not in RIVALS
-        for clip in row.clips
-        if clip.seed in complete
-    ]
-    lowest = min(
-        clips, key=lambda clip: math.inf if clip.psnr_db is None else clip.psnr_db, default=None
-    )
-    return None if lowest is None else lowest.seed
+    ours = (row for row in rows if row.method not in RIVALS)
+    clips = [clip for row in ours for clip in row.clips if clip.seed in complete]
+    psnrs = [math.inf if clip.psnr_db is None else clip.psnr_db for clip in clips]
+    return clips[psnrs.index(min(psnrs))].seed if clips else None

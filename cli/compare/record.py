@@ -93,10 +93,8 @@ class Comparison(Result):
         psnr, ssim, lpips = (metric.bound for metric in ways.QUALITY.values())
         bounds = f"PSNR {psnr:g} dB, SSIM {ssim:g}, LPIPS {lpips:g}"
         groups = {row.name: [clip.per_frame for clip in row.clips] for row in rows}
-        prompts = {
-            clip.seed: clip.prompt or f"prompt {place + 1}"
-            for place, clip in enumerate(dense.clips)
-        }
+        numbered = enumerate(dense.clips, start=1)
+        prompts = {clip.seed: clip.prompt or f"prompt {number}" for number, clip in numbered}
         unsent = "Their texts are sent with --with-prompts only."
         by_frame = Section(
             "Frame by frame",

@@ -119,12 +119,10 @@ class Forecaster:
             )
             slower = layer_times.slower_parts(times, rates)
         budgets = plan.config.memory
+        used = {"working": working, "pending": self.weights}
+        capacity = memory_plan.declared(budgets, **used)
         if request.here:
-            capacity = memory_plan.available(
-                budgets, request.device, working=working, pending=self.weights
-            )
-        else:
-            capacity = memory_plan.declared(budgets, working=working, pending=self.weights)
+            capacity = memory_plan.available(budgets, request.device, **used)
         if parallel is not None:  # the processes of a machine share its memory
             on_device = capacity.device if on_gpu else capacity.device // parallel.ranks
             capacity = replace(capacity, device=on_device, host=capacity.host // parallel.ranks)
@@ -251,9 +249,8 @@ def _layers(forecast: Forecast) -> list[record.PartLayers]:
             for layer in layers:
                 if not plan.is_dense() and plan.is_sparse(layer, part):
                     kept.setdefault(keep(layer), []).append(layer)
-            times = [
-                forecast.times[layer, part] for layer in layers if (layer, part) in forecast.times
-            ]
+            known = forecast.times
+            times = [known[layer, part] for layer in layers if (layer, part) in known]
             reasons = [why for layer, why in forecast.dense[part].items() if layer in layers]
             parts.append(
                 record.PartLayers(

@@ -122,9 +122,8 @@ class Run(Record):
     @property
     def letters(self) -> str:
         """The action of each step, of the first branch where branches differ, as a letter."""
-        return "".join(
-            "k" if step.action.startswith("skip") else step.action[0].upper() for step in self.steps
-        )
+        actions = (step.action for step in self.steps)
+        return "".join("k" if name.startswith("skip") else name[0].upper() for name in actions)
 
 
 class Comparison(Record):
@@ -197,11 +196,8 @@ class GenerationResult(Result):
         if self.sparse is not None:
             head.append(("steps", f"{self.sparse.letters}\n{LETTERS}"))
         details = [*self.details, *(internals(made) if verbose else [])]
-        return [
-            Section(
-                "", [view.Facts(head), steps_table(made), view.Facts(details)], where="terminal"
-            )
-        ]
+        parts = [view.Facts(head), steps_table(made), view.Facts(details)]
+        return [Section("", parts, where="terminal")]
 
     @property
     def made_with(self) -> list[tuple[str, str]]:

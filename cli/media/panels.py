@@ -31,9 +31,8 @@ def difference_rows(
     differences = [difference(reference[0], frames) for frames, _ in others]
     used = factor or choose_factor(differences)
     clips: list[Panel | None] = [reference, *others]
-    maps: list[Panel | None] = [
-        (heat_map(values, used), heat_map_label(used)) for values in differences
-    ]
+    label = heat_map_label(used)
+    maps: list[Panel | None] = [(heat_map(values, used), label) for values in differences]
     return ([[*clips, *maps]] if in_one_row else [clips, [None, *maps]]), used
 
 

@@ -133,9 +133,8 @@ def _shown(image: Image.Image) -> Image.Image:
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:
     """Return a key that sorts ``frame-2`` before ``frame-10``."""
-    return [
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)
-    ]
+    parts = re.split(r"(\d+)", path.name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
 def size_text(frame: np.ndarray) -> str:

@@ -23,7 +23,6 @@ from PIL.PngImagePlugin import PngInfo
 import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.options import Item, numbered
-from chipsparse.cli.views.names import name_of
 from chipsparse.common.text_files import readable
 
 if TYPE_CHECKING:
@@ -271,18 +270,25 @@ def generation_metadata(request: Request, item: Item) -> dict[str, str]:
         "seed": item.seed,
         "size": f"{settings.width}x{settings.height}" if settings.width else None,
         "frames": settings.num_frames,
-        "model": name_of(request.model.location),
+        "model": _without_folder(request.model.location),
         "lora": ", ".join(f"{lora.file.name}:{lora.scale:g}" for lora in options.loras) or None,
         "scheduler": None if options.scheduler is None else type(request.scheduler).__name__,
         "flow_shift": options.flow_shift,
         "strength": options.strength,
         "dtype": request.dtype_name,
         "mode": options.mode,
-        "profile": None if profile is None else name_of(profile.source),
+        "profile": None if profile is None else _without_folder(profile.source),
         "quality": None if profile is None else profile.quality,
         "chipsparse": chipsparse.__version__,
     }
     return {name: readable(str(value)) for name, value in facts.items() if value is not None}
+
+
+def _without_folder(location: str) -> str:
+    """Return the name of a model or a profile; that of a model on the hub has no folder."""
+    path = Path(location).expanduser()
+    here = path.is_absolute() or path.exists()
+    return os.path.basename(os.path.abspath(path)) if here else location
 
 
 def parameters(facts: Mapping[str, str]) -> str:

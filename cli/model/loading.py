@@ -77,9 +77,8 @@ def _load_modular(model: ModelDescription, dtype: torch.dtype, transformers: dic
     pipe.load_components(dtype=dtype)  # which goes on where one could not be loaded
     missing = [name for name in model.components if getattr(pipe, name, None) is None]
     if missing:
-        raise UserError(
-            f"the {' and '.join(missing)} of the model {model.location} could not be loaded"
-        )
+        names = " and ".join(missing)
+        raise UserError(f"the {names} of the model {model.location} could not be loaded")
     for block in denoising_loops(pipe._blocks):
         block.set_progress_bar_config(disable=True)
     return pipe

@@ -198,9 +198,8 @@ def _draw(chart: Chart, width: int, prefix: str) -> tuple[Markup, list[Key]]:
         size = width / POINTS, chart.height / POINTS
         figure = Figure(size, dpi=POINTS, facecolor="none")
         across, up = width - LEFT - RIGHT, chart.height - TOP - BOTTOM
-        axes = figure.add_axes(
-            (LEFT / width, BOTTOM / chart.height, across / width, up / chart.height)
-        )
+        low, height = BOTTOM / chart.height, up / chart.height
+        axes = figure.add_axes((LEFT / width, low, across / width, height))
         chart.draw(Canvas(axes))
         # The label stands above the axis, where it takes no width.
         figure.text(4 / width, 1 - 14 / chart.height, axes.get_ylabel())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import chipsparse
-from chipsparse.cli.errors import UserError
 from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.frames import Sample, named_samples
 from chipsparse.cli.views.names import command_text, without_folders
@@ -44,14 +42,6 @@ class Article:
     title: str
     sections: Sequence[Section]
     missing: Sequence[tuple[str, str]]
-
-
-def check_charts() -> None:
-    """Raise `UserError` where the library that draws charts is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError(
-            "the page needs matplotlib, which is not installed: pip install 'chipsparse[report]'"
-        )
 
 
 def page(

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from chipsparse.cli.compare.record import Comparison, FilesComparison
-from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.errors import UserError, check_installed, user_errors
 from chipsparse.cli.generate.record import GenerationResult, SeriesResult
 from chipsparse.cli.media.write import check_file, check_inputs_stay, write_text
 from chipsparse.cli.options import check_readable
@@ -18,7 +18,7 @@ from chipsparse.cli.prompts import read_text
 from chipsparse.cli.tune.record import TuningResult
 from chipsparse.cli.views.frames import read_sample
 from chipsparse.cli.views.names import name_of
-from chipsparse.cli.views.page import check_charts, page
+from chipsparse.cli.views.page import page
 from chipsparse.cli.views.sections import Result, clean
 
 KINDS: dict[str, type[Result]] = {
@@ -32,7 +32,7 @@ KINDS: dict[str, type[Result]] = {
 
 def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -> int:
     """Read the files and write the page, all of it or nothing; return its bytes."""
-    check_charts()
+    check_installed("matplotlib", "report", "the page needs matplotlib")
     check_file("--output", output, ".html", ".htm")
     check_inputs_stay("--output", output, [*sources, *media])
     results = [(source, read_result(source)) for source in sources]
