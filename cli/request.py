@@ -39,7 +39,7 @@ from chipsparse.cli.settings import (
 from chipsparse.cli.views.names import name_of
 from chipsparse.cli.views.units import sharing_text
 from chipsparse.common.machine import device_name, package_version
-from chipsparse.experiments.clips import step_costs
+from chipsparse.experiments.clips import ClipMaker, step_costs
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import digest, outside
@@ -163,6 +163,11 @@ class Request(Place):
             values["negative_prompt"] = ""  # without one, such a pipeline leaves guidance out
         given = {name: value for name, value in values.items() if value is not None}
         return {**given, **self.settings.call_arguments()}
+
+    def maker(self, display: ProgressDisplay, *, plain_lines: int = 5) -> ClipMaker:
+        """Return what makes clips of this request, for experiments."""
+        steps = self.settings.num_inference_steps
+        return ClipMaker(self.load, self.pipeline_call, steps, display, plain_lines)
 
     def load(self) -> Any:
         pipe = load_pipeline(

@@ -20,7 +20,6 @@ from chipsparse.cli.compare.ways import OURS, Row, differences
 from chipsparse.cli.errors import UserError, check_installed, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
-from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
 from chipsparse.cli.request import Request, choose_profile, resolve, working
@@ -30,7 +29,6 @@ from chipsparse.cli.views.page import page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import counted
-from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
 from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_rivals
 from chipsparse.experiments.samples import DENSE, Sample
@@ -92,7 +90,7 @@ def compare_configs(options: CompareOptions) -> None:
             if request.profile is not None
         ]
         store = Store(ranks=rank)
-        experiment = Experiment(_maker(first, display), samples, store, per_frame=True)
+        experiment = Experiment(first.maker(display), samples, store, per_frame=True)
         experiment.plan(ways)
         names = [DENSE, *requests]
         result, shown = None, list[Panel]()  # of the prompt that is farthest from dense
@@ -157,7 +155,7 @@ def run_suite(options: CompareOptions) -> None:
         samples = _samples(options, bundled, SUITE_PROMPTS)
         about = request.measured_with
         store = Store(folder / MEASURED, about, kind="suite clips", dense=folder / "dense")
-        maker = _maker(request, display, plain_lines=1)
+        maker = request.maker(display, plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
 
         def write(way: Way, sample: Sample, frames: np.ndarray) -> None:
@@ -224,11 +222,6 @@ def _samples(options: CompareOptions, bundled: str, usual: int) -> list[Sample]:
             f"{file} has {counted(len(texts), 'prompt')}; --count {count} asks for more"
         )
     return [Sample(i, text, options.seed + i) for i, text in enumerate(texts[:wanted])]
-
-
-def _maker(request: Request, display: ProgressDisplay, *, plain_lines: int = 5) -> ClipMaker:
-    steps = request.settings.num_inference_steps
-    return ClipMaker(request.load, request.pipeline_call, steps, display, plain_lines)
 
 
 def _result(

@@ -17,7 +17,6 @@ from chipsparse.cli.tune.record import Chosen, TunedResult, quality_text, time_t
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.config import CaptureMode, SparsityConfig
 from chipsparse.cost_model.layer_times import as_of_many
-from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, config_digest
 from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.samples import Sample
@@ -48,13 +47,7 @@ def run(options: TuneOptions) -> None:
         tuned = _tuned_for(options, request)
         facts = called(options, profile, prompts=[sample.prompt for sample in samples])
         rank = meet(rank, place.device, facts)
-        maker = ClipMaker(
-            request.load,
-            request.pipeline_call,
-            settings.num_inference_steps,
-            display,
-            plain_lines=1,
-        )
+        maker = request.maker(display, plain_lines=1)
         about = _about(request, profile.sparsity)
         store = Store(options.results_file, about, kind="tuning", ranks=rank)
         lab = TuneLab(

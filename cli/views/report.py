@@ -21,13 +21,8 @@ from chipsparse.cli.views.names import name_of
 from chipsparse.cli.views.page import page
 from chipsparse.cli.views.sections import Result, clean
 
-KINDS: dict[str, type[Result]] = {
-    "generation": GenerationResult,
-    "series": SeriesResult,
-    "comparison": Comparison,
-    "files": FilesComparison,
-    "tuning": TuningResult,
-}
+RESULTS = (GenerationResult, SeriesResult, Comparison, FilesComparison, TuningResult)
+KINDS: dict[str, type[Result]] = {own.model_fields["kind"].default: own for own in RESULTS}
 
 
 def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -> int:
