@@ -61,6 +61,10 @@ class Place:
     here: bool = True  # this machine has the device
     parallel: Parallel | None = None  # None for one process
 
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Place):
@@ -80,10 +84,6 @@ class Request(Place):
     def generate_options(self) -> GenerateOptions:
         assert isinstance(self.options, GenerateOptions)
         return self.options
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
 
     @property
     def step_costs(self) -> list[float]:
@@ -231,16 +231,12 @@ def resolve(
     profile = choose_profile(options, model, optional=optional)
     defaults = profiles.GenerationDefaults() if profile is None else profile.generation
     image = options.input_image
-    settings = resolve_settings(options, model, defaults, image)
+    settings = resolve_settings(options, model, defaults)
     if image is not None:
         size = (settings.width or image.width, settings.height or image.height)
         image = ImageOps.fit(image, size, Resampling.LANCZOS)
-    scheduler = choose_scheduler(
-        model,
-        options.scheduler,
-        sparse=not options.dense and instead is not None,
-        flow_shift=options.flow_shift,
-    )
+    sparse = not options.dense and instead is not None
+    scheduler = choose_scheduler(model, options, sparse=sparse)
     strength = options.strength or model.default("strength")
 
     def first_step(steps: int) -> int:

@@ -21,6 +21,7 @@ from chipsparse.profiles.profile import GenerationDefaults, Profile
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Size = tuple[int, int]  # height and width
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
 OPTION_OF = {
     "height": "--height",
@@ -45,10 +46,7 @@ class GenerationSettings(Settings):
 
 
 def resolve_settings(
-    options: GenerationOptions,
-    model: ModelDescription,
-    defaults: GenerationDefaults,
-    image: Image | None = None,
+    options: GenerationOptions, model: ModelDescription, defaults: GenerationDefaults
 ) -> GenerationSettings:
     """Return each value from the options, else the profile, else the pipeline's own default.
 
@@ -75,14 +73,14 @@ def resolve_settings(
     if not isinstance(values["num_inference_steps"], int):
         raise UserError(f"{pipeline} has no default for --steps; give --steps")
     settings = GenerationSettings.model_construct(**values)
+    image = options.input_image
     if image is not None:
         space, _ = vae_factors(model.vae_config)
         _, rows, columns = latent_sizes(settings, model)
         usual = image.height, image.width
         if rows is not None and columns is not None:
             usual = rows * space, columns * space
-        asked_size, multiples = (options.height, options.width), size_multiples(model)
-        height, width = size_like(image, asked=asked_size, usual=usual, multiples=multiples)
+        height, width = size_like(image, options, usual, size_multiples(model))
         settings = settings.model_copy(update={"height": height, "width": width})
     if options.negative_prompt is not None:
         _check_guided(settings, model)
@@ -140,24 +138,18 @@ def _check_guided(settings: GenerationSettings, model: ModelDescription) -> None
 # Height, width and frames.
 
 
-def size_like(
-    image: Image,
-    *,
-    asked: tuple[int | None, int | None],
-    usual: tuple[int, int],
-    multiples: tuple[int, int],
-) -> tuple[int, int]:
-    """Return the height and width to make of an image: its shape, unless others are asked for.
+def size_like(image: Image, options: GenerationOptions, usual: Size, multiples: Size) -> Size:
+    """Return the height and width to make of an image: its shape, unless the options say otherwise.
 
-    One alone of the ``asked`` fixes the other by the shape. The ``usual`` fix the number of pixels
-    where neither is asked for. Rounds to multiples of ``multiples``.
+    A height or a width alone fixes the other by the shape. Where there is neither, there are as
+    many pixels as of the ``usual`` size. Rounds to multiples of ``multiples``.
     """
 
     def rounded(length: float, multiple: int) -> int:
         return max(1, round(length / multiple)) * multiple
 
     shape = image.width / image.height
-    height, width = asked
+    height, width = options.height, options.width
     if height is None and width is None:
         wide = math.sqrt(usual[0] * usual[1] * shape)
         return rounded(wide / shape, multiples[0]), rounded(wide, multiples[1])
@@ -197,7 +189,7 @@ def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
         )
 
 
-def size_multiples(model: ModelDescription) -> tuple[int, int]:
+def size_multiples(model: ModelDescription) -> Size:
     """Return the numbers of which the height and the width of a frame must be multiples."""
     _, height, width = pixels_of_patch(model)
     return math.lcm(SIZE_MULTIPLE, height), math.lcm(SIZE_MULTIPLE, width)

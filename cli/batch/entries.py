@@ -65,11 +65,8 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
         raise UserError("this model makes images, not videos; use --format png")
     suffix = options.format or ("mp4" if video else "png")
     folder = options.output if options.output.is_dir() else options.output.parent
-    fixed = {
-        "output": folder / f"clip.{suffix}",
-        "device": str(place.device),
-        "dtype": str(place.dtype).removeprefix("torch."),
-    }
+    file = folder / f"clip.{suffix}"
+    fixed = {"device": str(place.device), "dtype": place.dtype_name}
     weights = {
         "model": weights_digest(model) or model.location,
         "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
@@ -84,7 +81,7 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
             seed = read_value(BatchOptions, "seed", own.pop("seed", options.seed))
             number = read_value(BatchOptions, "num", own.pop("num", options.num or 1))
             if str(own) not in known:
-                given = options.of_line({**own, **fixed})
+                given = options.of_line({**own, **fixed, "output": file})
                 request = resolve(given, place)
                 frames = request.settings.num_frames or 1
                 if suffix == "png" and frames > 1:

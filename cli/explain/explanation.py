@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import torch
 
@@ -119,7 +120,7 @@ class Forecaster:
             )
             slower = layer_times.slower_parts(times, rates)
         budgets = plan.config.memory
-        used = {"working": working, "pending": self.weights}
+        used: dict[str, Any] = {"working": working, "pending": self.weights}
         capacity = memory_plan.declared(budgets, **used)
         if request.here:
             capacity = memory_plan.available(budgets, request.device, **used)

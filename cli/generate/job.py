@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import json
 import math
 import textwrap
@@ -59,7 +60,9 @@ def run(options: GenerateOptions) -> None:
                 with KeptPipeline(rank) as kept:
                     kept.load(request, display)
                     kept.use(request, display)
-                    display.plan(planned(options.items, *options.ways))
+                    # Sparse clips as if they took as long as dense ones.
+                    pairs = itertools.product(options.items, options.ways)
+                    display.plan({f"{way}, {item.name}": 1.0 for item, way in pairs})
                     for item in options.items:
                         results.append(_result(kept, item))
         finally:  # what was made of a series that is broken off
@@ -78,11 +81,6 @@ def _kept(results: list[record.GenerationResult], *, many: bool) -> str:
     if not many:
         return "everything was written"
     return f"{written} of the series {'was' if written == 1 else 'were'} written"
-
-
-def planned(items: Sequence[Item], *ways: str) -> dict[str, float]:
-    """Return the work of these clips, for the progress; sparse ones as if they took as long."""
-    return {f"{way}, {item.name}": 1.0 for item in items for way in ways}
 
 
 def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> record.RequestRecord:

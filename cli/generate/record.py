@@ -196,7 +196,7 @@ class GenerationResult(Result):
         if self.sparse is not None:
             head.append(("steps", f"{self.sparse.letters}\n{LETTERS}"))
         details = [*self.details, *(internals(made) if verbose else [])]
-        parts = [view.Facts(head), steps_table(made), view.Facts(details)]
+        parts: list[view.Part | None] = [view.Facts(head), steps_table(made), view.Facts(details)]
         return [Section("", parts, where="terminal")]
 
     @property

@@ -33,17 +33,6 @@ class Frames:
     samples: Sequence[Sample]
 
 
-@dataclass(frozen=True)
-class Article:
-    """A result as the template takes it; ``missing`` has titles and what would fill them."""
-
-    kind: str
-    name: str
-    title: str
-    sections: Sequence[Section]
-    missing: Sequence[tuple[str, str]]
-
-
 def page(
     results: Sequence[tuple[Path, Result]], *, samples: Sequence[Sample] = (), images: str = "data:"
 ) -> str:
@@ -57,7 +46,7 @@ def page(
         for number, (file, result) in enumerate(results)
     ]
     points = [result.points(file.stem) for file, result in results]
-    title = shortened(articles[0].title, LONGEST_TITLE) if len(articles) == 1 else ""
+    title = shortened(articles[0]["title"], LONGEST_TITLE) if len(articles) == 1 else ""
     return (
         _environment()
         .get_template("page.html")
@@ -72,8 +61,8 @@ def page(
     )
 
 
-def _article(file: Path, result: Result, samples: Sequence[Sample]) -> Article:
-    """Return the sections that have something to show, with the frames that they name."""
+def _article(file: Path, result: Result, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return a result for the template: what it shows, and titles with what would fill them."""
     shown: list[Section] = []
     missing: list[tuple[str, str]] = []
     for section in result.sections():
@@ -95,7 +84,8 @@ def _article(file: Path, result: Result, samples: Sequence[Sample]) -> Article:
             shown.append(replace(section, parts=parts, text=text))
         elif lacking:
             missing.append((section.title, lacking))
-    return Article(result.kind, file.name, result.title, shown, missing)
+    facts = {"kind": result.kind, "name": file.name, "title": result.title}
+    return {**facts, "sections": shown, "missing": missing}
 
 
 def overview_section(points: Sequence[Sequence[QualityPoint]]) -> Section:

@@ -219,8 +219,8 @@ def test_what_configs_say_of_sizes(measure, config, expected):
     ],
 )
 def test_the_size_has_the_shape_of_the_image(shape, asked, expected):
-    image = Image.new("RGB", shape)
-    size = settings.size_like(image, asked=asked, usual=(320, 307), multiples=(16, 32))
+    options = GenerationOptions(height=asked[0], width=asked[1])
+    size = settings.size_like(Image.new("RGB", shape), options, (320, 307), (16, 32))
     assert size == expected
 
 
