@@ -93,9 +93,8 @@ FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shi
 def unipc_model(broken_model):
     """The tiny Wan with the scheduler that the published ones have."""
     UniPCMultistepScheduler(**FLOW).save_pretrained(broken_model / "scheduler")
-    change_json(
-        broken_model / "model_index.json", scheduler=["diffusers", "UniPCMultistepScheduler"]
-    )
+    index = broken_model / "model_index.json"
+    change_json(index, scheduler=["diffusers", "UniPCMultistepScheduler"])
     return broken_model
 
 

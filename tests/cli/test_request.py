@@ -374,9 +374,7 @@ FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shi
         (DDIMScheduler(), None, "DDIMScheduler has no flow shift"),
     ],
 )
-def test_the_scheduler_is_made_or_refused_before_anything_is_loaded(
-    broken_model, scheduler, asked, made
-):
+def test_the_scheduler_is_made_or_refused_before_loading(broken_model, scheduler, asked, made):
     scheduler.save_pretrained(broken_model / "scheduler")
     change_json(broken_model / INDEX, scheduler=["diffusers", type(scheduler).__name__])
     options = GenerateOptions(prompt="", output=Path("o.png"), flow_shift=6.0, scheduler=asked)
