@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -152,8 +151,6 @@ def check_readable(name: str, path: Path) -> None:
         raise UserError(f"{name} {path} does not exist")
     if not path.is_file():  # a pipe may never end, and cannot be read twice
         raise UserError(f"{name} {path} is no regular file")
-    if not os.access(path, os.R_OK):
-        raise UserError(f"{name} {path} cannot be read")
 
 
 def is_here(location: str) -> bool:

@@ -117,7 +117,7 @@ def _decisive(request: Request) -> dict[str, Any]:
 
 
 class Maker(KeptPipeline):
-    """Makes files, with the pipeline patched as long as the settings stay; a context manager."""
+    """Makes files, with the pipeline patched as long as the settings stay; to be closed."""
 
     def __init__(self, progress: ProgressDisplay) -> None:
         super().__init__(plain_lines=0)  # there is one for each file
@@ -138,7 +138,7 @@ class Maker(KeptPipeline):
                 # Of a prompt or its settings: another try would end the same way.
                 if isinstance(error, (UserError, ValueError)):
                     break
-            self.forget()
+            self.close()
         return clip
 
     def make(self, entry: Entry, folder: Path) -> BatchClip:

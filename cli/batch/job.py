@@ -41,7 +41,7 @@ def run(options: BatchOptions) -> None:
         if actors is not None:
             clips = actors.make(todo, display)
         else:
-            maker = stack.enter_context(Maker(display))
+            maker = stack.enter_context(closing(Maker(display)))
             clips = (maker.tried(entry, folder, options.tries) for entry in todo)
         begun = time.monotonic()
         try:

@@ -9,9 +9,9 @@ import json
 import math
 import textwrap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ SHOWN = 80  # letters of what a text encoder does not read
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 Way = Literal["dense", "sparse"]
-Kept = TypeVar("Kept", bound="KeptPipeline")
 
 
 def run(options: GenerateOptions) -> None:
@@ -57,7 +56,7 @@ def run(options: GenerateOptions) -> None:
                 prompts = [item.prompt for item in options.items]
                 rank = meet(rank, place.device, called(options, request.profile, prompts=prompts))
                 display.warn(request.warnings)
-                with KeptPipeline(rank) as kept:
+                with closing(KeptPipeline(rank)) as kept:
                     kept.load(request, display)
                     kept.use(request, display)
                     # Sparse clips as if they took as long as dense ones.
@@ -134,7 +133,7 @@ def _command(request: Request, options: GenerateOptions, item: Item) -> list[str
 
 
 class KeptPipeline:
-    """Makes clips with the pipeline of the latest request; a context manager, which restores it.
+    """Makes clips with the pipeline of the latest request; to be closed, which restores it.
 
     It stays patched as long as the settings of requests stay, so that a series takes and pins host
     memory once. Where times are compared, each side is warmed up first, and the pipeline is patched
@@ -155,27 +154,21 @@ class KeptPipeline:
         self._settings: GenerateOptions | None = None
         self._maker: Any = None  # a `ClipMaker` for these settings
 
-    def __enter__(self: Kept) -> Kept:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.forget()
-
     def load(self, request: Request, display: ProgressDisplay) -> bool:
         """Load the pipeline; return False where it is there already; raise `UserError`."""
         wanted = request.model.location, request.model.pipeline_class
         if self._loaded == wanted:
             return False
-        self.forget()
+        self.close()
         with display.stage("loading the model"):
             self.pipe = request.load()
         self._loaded = wanted
         return True
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """Let go of the pipeline and its memory; it may be broken."""
         with suppress(Exception):
-            self._close()
+            self._restore()
         self.pipe = self._loaded = None
         gc.collect()
         if torch.cuda.is_available():
@@ -186,7 +179,7 @@ class KeptPipeline:
         self.request, self.display = request, display
         settings = dataclasses.replace(request.generate_options, prompt="", seed=0, output=Path())
         if self._settings != settings:
-            self._close()
+            self._restore()
             self._maker = ClipMaker(request.load, request.pipeline_call, request.steps)
             self._maker.pipe, self._maker.plain_lines = self.pipe, self._plain_lines
             if request.generate_options.mode == "sparse":
@@ -194,7 +187,7 @@ class KeptPipeline:
             self._settings = settings
         self._maker.progress = display
 
-    def _close(self) -> None:
+    def _restore(self) -> None:
         self._settings = self._maker = self._held = None
         self._patches.close()
 

@@ -132,7 +132,7 @@ class Studio:
 
     def close(self) -> None:
         self.stop()
-        self._worker.submit(self._kept.forget)
+        self._worker.submit(self._kept.close)
         self._worker.shutdown()
 
     def resolve(self, chosen: dict[str, Any]) -> Request:
