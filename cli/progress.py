@@ -137,9 +137,9 @@ class ProgressDisplay(experiments.Progress):
 
     def warn(self, texts: Iterable[str], *, label: str | None = None) -> None:
         """Tell each text once as a warning, about the clip of the label if there is one."""
-        about = f"{label}: " if label else ""
+        prefix = f"{label}: " if label else ""
         for text in dict.fromkeys(texts):
-            self.tell(f"chipsparse: warning: {about}{text}")
+            self.tell(f"chipsparse: warning: {prefix}{text}")
 
     def tell(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

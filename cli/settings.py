@@ -183,10 +183,8 @@ def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
         below = (size - rest) // multiple * multiple + rest
         nearest = [n for n in (below, below + multiple) if smallest <= n <= most]
         form = f"a multiple of {multiple}" + (f" plus {rest}" if rest else "")
-        fitting = " or ".join(map(str, nearest or [smallest]))
-        raise UserError(
-            f"{option} {size} does not fit this model, which needs {form}; use {fitting}"
-        )
+        fits = " or ".join(map(str, nearest or [smallest]))
+        raise UserError(f"{option} {size} does not fit this model, which needs {form}; use {fits}")
 
 
 def size_multiples(model: ModelDescription) -> Size:

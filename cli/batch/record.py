@@ -99,7 +99,7 @@ class BatchResult(Result):
         settings = list(dict.fromkeys(clip.settings for clip in self.clips))
         seconds = [clip.seconds for clip in made if clip.seconds is not None]
         model = bundled_name(self.model) or self.model
-        told = [
+        summary = [
             ("model", model),
             ("files", f"{states} of {len(self.clips):,}, in {duration(self.seconds)}"),
             ("folder", self.folder),
@@ -140,7 +140,7 @@ class BatchResult(Result):
         ]
         again = "The same command makes them." if rows else ""
         return [
-            Section("", [view.Facts(told)], where="terminal"),
+            Section("", [view.Facts(summary)], where="terminal"),
             Section("", [*alerts, view.Facts(facts), view.Gallery(pictures)], where="page"),
             Section("Not made", [view.Table(columns, rows, 3)], again),
         ]

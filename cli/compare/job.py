@@ -153,8 +153,8 @@ def run_suite(options: CompareOptions) -> None:
         is_bundled = bundled_name(model.location) is not None
         bundled = shapes(video=video) if is_bundled else "suite.txt"
         samples = _samples(options, bundled, SUITE_PROMPTS)
-        about = request.measured_with
-        store = Store(folder / MEASURED, about, kind="suite clips", dense=folder / "dense")
+        facts, dense = request.measured_with, folder / "dense"
+        store = Store(folder / MEASURED, facts, kind="suite clips", dense=dense)
         maker = request.maker(display, plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
 

@@ -200,9 +200,8 @@ class Comparison(Result):
         levels: list[tuple[float, str]] = []
         if not self.sides:
             levels = [(ways.QUALITY[metric].bound, "asked for")]
-            floor = next(
-                (row.quality(metric) for row in self.rows if row.method == ways.FLOOR), None
-            )
+            floors = (row.quality(metric) for row in self.rows if row.method == ways.FLOOR)
+            floor = next(floors, None)
             means = [q.mean for row in self.drawn if (q := row.quality(metric)) is not None]
             if floor is not None and means and floor.mean - max(means) <= FAR_DB:
                 levels.append((floor.mean, "floor"))

@@ -67,8 +67,8 @@ def run(options: GenerateOptions) -> None:
         finally:  # what was made of a series that is broken off
             if results and rank.writes:
                 many = record.SeriesResult(asked=len(options.items), clips=results)
-                told = many if options.many else results[0]
-                print_result(told, as_json=options.json, verbose=options.verbose)
+                result = many if options.many else results[0]
+                print_result(result, as_json=options.json, verbose=options.verbose)
         if any(result.error is not None for result in results):
             raise typer.Exit(EXIT_FAILED)
 
@@ -294,9 +294,8 @@ def make(
         if kept.report is not None and kept.report.error is None:
             kept.report.fail(error)
         with suppress(Exception):  # the error matters more
-            failed = record.GenerationResult(
-                request=record_of(request, item), error=described(error)
-            )
+            asked = record_of(request, item)
+            failed = record.GenerationResult(request=asked, error=described(error))
             _write_report(item.report, failed, kept.report)
         raise
     made = runs[options.ways[-1]]

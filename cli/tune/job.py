@@ -48,8 +48,8 @@ def run(options: TuneOptions) -> None:
         facts = called(options, profile, prompts=[sample.prompt for sample in samples])
         rank = meet(rank, place.device, facts)
         maker = request.maker(display, plain_lines=1)
-        about = _about(request, profile.sparsity)
-        store = Store(options.results_file, about, kind="tuning", ranks=rank)
+        common = _common_facts(request, profile.sparsity)
+        store = Store(options.results_file, common, kind="tuning", ranks=rank)
         lab = TuneLab(
             Experiment(
                 maker, samples, store, dense=calibrated(rank.parallel), lpips=lambda *_: lpips
@@ -173,7 +173,7 @@ def _tuned_for(options: TuneOptions, request: Request) -> TunedFor:
     )
 
 
-def _about(request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
+def _common_facts(request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
     """Return the facts that all measurements of a results file have in common."""
     config = dataclasses.asdict(sparsity)
     # What is tuned. Memory stays: it changes no result, but what steps take.
