@@ -25,13 +25,7 @@ from chipsparse.cli.request import Place, choose_profile, resolve
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments import clips
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles.profile import (
-    GenerationDefaults,
-    Profile,
-    bundled_model,
-    default_profile,
-    load_profile,
-)
+from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import TunedFor
 from tests.chipsparse.test_plan import LAYOUT
 from tests.cli.conftest import by_hand, change_json, command, names, pictures
@@ -100,7 +94,7 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
         "layers": layers,
         "tile": None,
     }
-    profile = load_profile(workdir / "p.yaml")
+    profile = profiles.load_profile(workdir / "p.yaml")
     assert (profile.sparsity, profile.tuned.flow_shift) == (config, shift)
     assert names(workdir) == ["p.yaml"]
 
@@ -123,7 +117,7 @@ HUNYUAN = described(
 )
 LTX = {"spatio_temporal_scaling": [True] * 3 + [False]}
 AXES = {"spatial": 32, "temporal": 8}
-NOTHING = GenerationDefaults()
+NOTHING = profiles.GenerationDefaults()
 
 
 def resolved(model, defaults=NOTHING, **options):
@@ -131,10 +125,10 @@ def resolved(model, defaults=NOTHING, **options):
 
 
 def test_option_then_profile_then_pipeline():
-    values = resolved(HUNYUAN, GenerationDefaults(height=96, width=128), height=64)
+    values = resolved(HUNYUAN, profiles.GenerationDefaults(height=96, width=128), height=64)
     assert (values.height, values.width, values.num_frames) == (64, 128, 129)
     assert values.num_inference_steps == 50
-    image = resolved(FLUX, GenerationDefaults(num_frames=9))
+    image = resolved(FLUX, profiles.GenerationDefaults(num_frames=9))
     assert "num_frames" not in image.call_arguments()
     assert image.height is None  # the pipeline decides
 
@@ -142,7 +136,7 @@ def test_option_then_profile_then_pipeline():
 def test_guidance_of_a_model_that_takes_no_scale():
     scaled = dataclasses.replace(FLUX, transformer_config={"guidance_embeds": True})
     free = dataclasses.replace(FLUX, transformer_config={"guidance_embeds": False})
-    defaults = GenerationDefaults(true_cfg_scale=4.0)
+    defaults = profiles.GenerationDefaults(true_cfg_scale=4.0)
     for model, scale, expected in [
         (scaled, None, (3.5, 4.0)),
         (scaled, 2.0, (2.0, 4.0)),
@@ -162,12 +156,12 @@ def test_guidance_of_a_model_that_takes_no_scale():
         with pytest.raises(UserError, match=said):
             resolved(model, negative_prompt="fog", **given)
     with pytest.raises(UserError, match="--negative-prompt has no effect"):
-        resolved(FLUX, GenerationDefaults(true_cfg_scale=0.0), negative_prompt="fog")
+        resolved(FLUX, profiles.GenerationDefaults(true_cfg_scale=0.0), negative_prompt="fog")
 
 
 def test_settings_of_a_profile_that_the_pipeline_does_not_have():
-    used = GenerationDefaults(height=64, true_cfg_scale=4.0)
-    profile = Profile("", "", used, SparsityConfig(), "a.yaml")
+    used = profiles.GenerationDefaults(height=64, true_cfg_scale=4.0)
+    profile = profiles.Profile("", "", used, SparsityConfig(), "a.yaml")
     assert settings.unused_defaults(FLUX, profile) == []
     more = dataclasses.replace(profile, generation=dataclasses.replace(used, num_frames=9))
     assert settings.unused_defaults(FLUX, more) == [
@@ -309,7 +303,7 @@ def test_the_fewest_steps_are_named():
     assert too_few_steps(plan(6, warmup_steps=8)).endswith("lower schedule.warmup_steps (now 8)")
     assert "the only step" in too_few_steps(plan(1, warmup_steps=2))
     for quality in ("balanced", "fast", "draft"):
-        why = too_few_steps(SparsityPlan(default_profile().qualities[quality], LAYOUT, 2))
+        why = too_few_steps(SparsityPlan(profiles.default_profile().qualities[quality], LAYOUT, 2))
         assert "all 2 steps in full, so nothing is saved; it takes --steps 3 " in why
     # What wants nothing sparse has steps enough; a pipeline may begin later.
     assert too_few_steps(plan(2, actions=["dense"])) is None
@@ -353,7 +347,7 @@ def test_the_flow_shift_reaches_the_scheduler_and_the_record(workdir):
     assert "--flow-shift" in request["command"]
     assert "Flow shift: 6.0" in Image.open("o.png").text["parameters"]
     made = pictures("o.png")
-    pipe = diffusers.WanPipeline.from_pretrained(bundled_model(), dtype=torch.float32)
+    pipe = diffusers.WanPipeline.from_pretrained(profiles.bundled_model(), dtype=torch.float32)
     call = {"width": 32, "num_frames": 1, "guidance_scale": 4.0, "max_sequence_length": 64}
     assert not np.array_equal(made, by_hand(pipe, seed=3, **call))
     pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=6.0)
