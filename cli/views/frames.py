@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.media.panels import choose_factor, difference, heat_map, heat_map_label
+from chipsparse.cli.media.panels import choose_factor, difference, heat_map
 from chipsparse.cli.media.read import numbered_files, read_clip
 from chipsparse.cli.views.sections import Clips
 
@@ -80,7 +80,7 @@ def named_samples(source: Path, clips: Clips) -> list[Sample] | str:
             differences = difference(reference.frames, other.frames)
             factor = choose_factor([differences])
             white = f"black is none, white {-(-255 // factor)} of 255 or more"
-            label = f"{heat_map_label(factor)}: {white}"
+            label = f"difference x{factor}: {white}"
             shown.append(Sample(label, heat_map(differences, factor), other.numbers))
     return shown
 
