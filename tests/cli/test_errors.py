@@ -178,10 +178,7 @@ def test_what_is_printed_in_other_encodings(monkeypatch, encoding, printed):
 
 
 def test_completion():
-    environment = {
-        "_CHIPSPARSE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "chipsparse generate --sch",
-        "COMP_CWORD": "2",
-    }
+    environment = {"COMP_WORDS": "chipsparse generate --sch", "COMP_CWORD": "2"}
+    environment["_CHIPSPARSE_COMPLETE"] = "complete_bash"
     result = CliRunner().invoke(main.app, [], prog_name="chipsparse", env=environment)
     assert "--scheduler" in result.stdout.split()

@@ -151,12 +151,8 @@ def test_nothing_simple_imports_torch(workdir):
     cases = [(["--help"], 0), *(([name, "--help"], 0) for name in NAMES.split())]
     cases += [(line.split(), 2) for line in MISTAKES]
     before = sorted(workdir.iterdir())
-    ran = subprocess.run(
-        [sys.executable, "-c", f"CASES = {cases!r}\n{code}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = [sys.executable, "-c", f"CASES = {cases!r}\n{code}"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     for (line, sentence), said in zip(MISTAKES.items(), ran.stderr.splitlines(), strict=True):
         assert said.startswith("chipsparse: error: "), said

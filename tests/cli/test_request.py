@@ -72,14 +72,9 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
         {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers, "tile": None}
     )
     own = settings.GenerationSettings(height=32, width=48, num_inference_steps=4)
-    write_profile(
-        workdir / "p.yaml",
-        SimpleNamespace(model=MODEL, settings=own),
-        command="tune",
-        description="",
-        config=config,
-        tuned=TunedFor(model="tiny", flow_shift=shift),
-    )
+    request, tuned = SimpleNamespace(model=MODEL, settings=own), TunedFor("tiny", flow_shift=shift)
+    facts = {"command": "tune", "description": "", "config": config, "tuned": tuned}
+    write_profile(workdir / "p.yaml", request, **facts)
     content = yaml.safe_load((workdir / "p.yaml").read_text())
     assert content["sparsity"] == {
         "attention": {"density": 0.25},
@@ -100,21 +95,13 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
 
 
 def described(pipeline, transformer_config, vae_config, transformer_class=""):
-    return ModelDescription(
-        location="",
-        pipeline_class=getattr(diffusers, pipeline),
-        transformer_class=transformer_class,
-        transformer_config=transformer_config,
-        vae_config=vae_config,
-    )
+    kind = getattr(diffusers, pipeline)
+    return ModelDescription("", kind, transformer_class, transformer_config, vae_config)
 
 
 FLUX = described("FluxPipeline", {"patch_size": 1}, {"block_out_channels": [128, 256, 512, 512]})
-HUNYUAN = described(
-    "HunyuanVideoPipeline",
-    {"patch_size": 2, "patch_size_t": 1},
-    {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4},
-)
+EIGHT = {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4}
+HUNYUAN = described("HunyuanVideoPipeline", {"patch_size": 2, "patch_size_t": 1}, EIGHT)
 LTX = {"spatio_temporal_scaling": [True] * 3 + [False]}
 AXES = {"spatial": 32, "temporal": 8}
 NOTHING = profiles.GenerationDefaults()

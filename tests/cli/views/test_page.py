@@ -31,11 +31,8 @@ pytestmark = pytest.mark.usefixtures("workdir")  # an empty folder for each test
 
 
 def call(step, branch, action, **more):
-    layers = [
-        {"layer": layer, "part": part, "action": action, "kept": 0.25 if action == "sparse" else 1}
-        for layer in range(3)
-        for part in ("attention", "mlp")
-    ]
+    own = {"action": action, "kept": 0.25 if action == "sparse" else 1}
+    layers = [{"layer": n, "part": p, **own} for n in range(3) for p in ("attention", "mlp")]
     return {
         "generation": 1,
         "step": step,
