@@ -194,13 +194,9 @@ class KeptPipeline:
     def _patch(self) -> AbstractContextManager[GenerationReport]:
         options, profile = self.request.generate_options, self.request.profile
         assert profile is not None
-        return patched(
-            self.pipe,
-            profile,
-            strict=options.strict,
-            layer_times=options.report is not None,
-            parallel=self.rank.parallel,
-        )
+        timed, parallel = options.report is not None, self.rank.parallel
+        strict = options.strict
+        return patched(self.pipe, profile, strict=strict, layer_times=timed, parallel=parallel)
 
     def generate(self, item: Item, way: Way) -> Generation:
         """Return one generation of the pipeline as it was, or patched; warm where times compare."""

@@ -134,11 +134,8 @@ def describe_model(location: str) -> ModelDescription:
             f"the model {location} is incomplete: {INDEX} names {absent[0]}, but there is no "
             f"folder {folder / absent[0]}"
         )
-    configs = {
-        name: _component_config(location, name, components[name])
-        for name in (transformers[0], "vae")
-        if name in components
-    }
+    read = [name for name in (transformers[0], "vae") if name in components]
+    configs = {name: _component_config(location, name, components[name]) for name in read}
     return ModelDescription(
         location=location,
         pipeline_class=pipeline_class,

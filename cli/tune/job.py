@@ -71,14 +71,9 @@ def run(options: TuneOptions) -> None:
             f"the search takes at most the time of {options.budget:g} dense generations "
             f"(--budget), {len(samples)} of them dense"
         )
+        prompts = {"calibrating": places[:first], "held_out": places[first:]}
         search = Search(
-            lab,
-            profile.sparsity,
-            steps,
-            tuned.target,
-            calibrating=places[:first],
-            held_out=places[first:],
-            budget=options.budget,
+            lab, profile.sparsity, steps, tuned.target, **prompts, budget=options.budget
         )
         try:
             best = search.run()

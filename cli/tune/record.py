@@ -181,11 +181,8 @@ class TuningResult(Result):
             missing = f"No config was seen to reach the target ({self.targets}). {AGAIN}"
             chosen = [Section("Chosen schedule", [], where="page", missing=missing)]
         held_out = {prompt for search in self.searches.values() for prompt in search.held_out}
-        prompts = {
-            clip.seed: clip.prompt + ", held out" * (clip.prompt in held_out)
-            for clip in self.clips
-            if clip.way == DENSE
-        }
+        dense = (clip for clip in self.clips if clip.way == DENSE)
+        prompts = {c.seed: c.prompt + ", held out" * (c.prompt in held_out) for c in dense}
         tables = [numbers_table(self.rows, passed=False), clips_table(self.rows, prompts)]
         return [
             Section("", self._head()),
