@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.options import GenerationOptions, option_name
 from chipsparse.common.bounded import Index
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import GenerationDefaults, Profile
@@ -23,14 +23,9 @@ if TYPE_CHECKING:
 
 Size = tuple[int, int]  # height and width
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
-OPTION_OF = {
-    "height": "--height",
-    "width": "--width",
-    "num_frames": "--frames",
-    "num_inference_steps": "--steps",
-    "guidance_scale": "--guidance-scale",
-    "negative_prompt": "--negative-prompt",
-}
+ALIKE = ("height", "width", "guidance_scale", "negative_prompt")  # in options and in pipelines
+OPTION_OF = {name: option_name(name) for name in ALIKE}
+OPTION_OF |= {"num_frames": "--frames", "num_inference_steps": "--steps"}
 
 
 class GenerationSettings(Settings):

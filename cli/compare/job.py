@@ -241,14 +241,10 @@ def _result(
         refused = experiment.refusal(way)
         records = [] if refused else [experiment.record(way, item) for item in experiment.samples]
         clips = [record for record in records if record is not None]
-        row = Row.of(
-            way.name,
-            clips,
-            remarks=(remarks or {}).get(way.name, ()),
-            method=way.method,
-            setting=way.setting,
-            refused=None if refused is None else plain(refused),
-        )
+        own = (remarks or {}).get(way.name, ())
+        why = None if refused is None else plain(refused)
+        facts = {"method": way.method, "setting": way.setting, "refused": why}
+        row = Row.of(way.name, clips, remarks=own, **facts)
         missing = next((clip.lpips_missing for clip in clips if clip.lpips_missing), missing)
         update = {
             "remarks": [plain(text) for text in row.remarks],

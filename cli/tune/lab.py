@@ -135,13 +135,9 @@ class TuneLab:
         if name not in self._store.measured:
             first_dense = self.config.schedule.first_dense_layers
             schedule = {"actions": list(TIMED_ACTIONS), "first_dense_layers": first_dense}
-            config = with_sparse_mlp(self.config, sparse_mlp).override(
-                {
-                    "schedule": schedule,
-                    "attention.density": density,
-                    "cuda_graphs": self.cuda_graphs,
-                }
-            )
+            graphs = self.cuda_graphs
+            changes = {"schedule": schedule, "attention.density": density, "cuda_graphs": graphs}
+            config = with_sparse_mlp(self.config, sparse_mlp).override(changes)
             sample = self.experiment.samples[0]
             arguments = maker.arguments(sample.prompt)
             arguments["num_inference_steps"] = count + self.uncalled_steps

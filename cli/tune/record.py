@@ -61,10 +61,8 @@ class Chosen(Record):
     def chart(self) -> view.Chart:
         """Return a map of the steps, all layers as one."""
         shares = {"skip": 0.0, "sparse": self.density}
-        cells = {
-            (0, step): Cell(action, shares.get(action, 1.0))
-            for step, action in enumerate(self.actions)
-        }
+        steps = enumerate(self.actions)
+        cells = {(0, step): Cell(action, shares.get(action, 1.0)) for step, action in steps}
         caption = "What each step does, all layers alike"
         return budget_map(cells, layers=1, steps=len(self.actions), caption=caption)
 

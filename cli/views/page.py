@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from chipsparse.cli.views.charts import Canvas
 
 TEMPLATES = Path(__file__).with_name("templates")
+# For Jinja: texts are escaped, and a name that is not there is an error.
+STRICT: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
+STRICT |= {"trim_blocks": True, "lstrip_blocks": True}
 LONGEST_TITLE = 80
 SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"
 
@@ -41,10 +44,8 @@ def page(
     ``samples`` are shown with the first result in place of those that it names. ``images`` says
     where the browser may load pictures from.
     """
-    articles = [
-        _article(file, result, samples if number == 0 else ())
-        for number, (file, result) in enumerate(results)
-    ]
+    numbered = enumerate(results)
+    articles = [_article(*result, samples if n == 0 else ()) for n, result in numbered]
     points = [result.points(file.stem) for file, result in results]
     title = shortened(articles[0]["title"], LONGEST_TITLE) if len(articles) == 1 else ""
     return (
@@ -151,14 +152,7 @@ def _environment() -> Environment:
 
         return draw_chart(chart, f"chart{next(count)}")
 
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        finalize=finalize,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), finalize=finalize, **STRICT)
     environment.filters["command"] = command_text
     environment.tests["kind"] = lambda part, name: type(part).__name__.lower() == name
     environment.globals["draw"] = draw
