@@ -85,11 +85,8 @@ def resolve_settings(
 
 def unused_defaults(model: ModelDescription, profile: Profile) -> list[str]:
     """Return one sentence about the settings of a profile that the pipeline lacks, if any."""
-    unused = [
-        f"generation.{name} ({value})"
-        for name, value in dataclasses.asdict(profile.generation).items()
-        if value is not None and not model.accepts(name)
-    ]
+    given = {n: v for n, v in dataclasses.asdict(profile.generation).items() if v is not None}
+    unused = [f"generation.{n} ({v})" for n, v in given.items() if not model.accepts(n)]
     pipeline = model.pipeline_class.__name__
     return [f"{profile.source}: {pipeline} has no use for {', '.join(unused)}"] if unused else []
 

@@ -78,17 +78,11 @@ def compare_configs(options: CompareOptions) -> None:
         profiles = [request.profile for request in requests.values()]
         prompts = [sample.prompt for sample in samples]
         rank = meet(rank, place.device, called(options, *profiles, prompts=prompts))
-        ways = [
-            sparse_way(
-                name,
-                request.profile,
-                parallel=rank.parallel,
-                method=name,
-                setting=name_of(request.profile.source),
-            )
-            for name, request in requests.items()
-            if request.profile is not None
-        ]
+        ways = []
+        for name, request in requests.items():
+            if (profile := request.profile) is not None:
+                titles: dict[str, Any] = {"method": name, "setting": name_of(profile.source)}
+                ways.append(sparse_way(name, profile, parallel=rank.parallel, **titles))
         store = Store(ranks=rank)
         experiment = Experiment(first.maker(display), samples, store, per_frame=True)
         experiment.plan(ways)

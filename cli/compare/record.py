@@ -293,10 +293,9 @@ class FilesComparison(Result, ClipQuality):
             "flicker": ways.Metric("flicker of B, of 255", ".4g", ways.EIGHT_BITS),
             "flicker_dense": ways.Metric("flicker of A, of 255", ".4g", ways.EIGHT_BITS),
         }
-        columns = {
-            metric.title: ["" if x is None else metric.text(x) for x in self.per_frame[name]]
-            for name, metric in metrics.items()
-            if self.per_frame.get(name)
-        }
+        columns: dict[str, list[str]] = {}
+        for name, metric in metrics.items():
+            if values := self.per_frame.get(name):
+                columns[metric.title] = ["" if x is None else metric.text(x) for x in values]
         rows = [[str(n), *line] for n, line in enumerate(zip(*columns.values(), strict=False))]
         return view.Table(["frame", *columns], rows, folded="All frames as a table")

@@ -143,11 +143,8 @@ class Explanation(Result):
         layers = ["layers", "sparse", "blocks", "keeps", "share", "sparse step", "dense"]
         qualities = ["quality", "full", "sparse", "skipped", "work", "caches"]
         qualities += ["speed-up", "published"]
-        dense = [
-            ("dense", f"{part.name}, {counted(count, 'layer')}: {reason}")
-            for part in self.layers
-            for reason, count in part.dense.items()
-        ]
+        whys = ((part.name, *item) for part in self.layers for item in part.dense.items())
+        dense = [("dense", f"{name}, {counted(n, 'layer')}: {why}") for name, why, n in whys]
         parts = [
             self._generation(),
             Table(layers, [part.row for part in self.layers]),

@@ -314,12 +314,9 @@ def make(
         outputs["dense"] = media.beside(item.output, "dense"), dense.frames
         outputs["compare"] = media.beside(item.output, "compare"), stack_panels([panels])
     with kept.display.stage(f"writing {item.output}"):
-        written = media.write_media(
-            dict(outputs.values()),
-            fps=options.fps,
-            crf=options.crf,
-            metadata=media.generation_metadata(request, item),
-        )
+        facts = media.generation_metadata(request, item)
+        encoding: dict[str, Any] = {"fps": options.fps, "crf": options.crf, "metadata": facts}
+        written = media.write_media(dict(outputs.values()), **encoding)
     files = {kind: [str(file) for file in written[path]] for kind, (path, _) in outputs.items()}
     if item.report is not None:
         files["report"] = [str(item.report)]

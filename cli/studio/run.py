@@ -222,6 +222,6 @@ class Studio:
         assert profile is not None
         quality = profile.quality or "profile"
         live.profile = folder / f"{model.rpartition('/')[2]}-{quality}.yaml"
-        header = {"command": "studio", "description": f"{model}, {quality}."}
+        header: dict[str, Any] = {"command": "studio", "description": f"{model}, {quality}."}
         write_profile(live.profile, request, **header, config=profile.sparsity)
         live.clips = clips
