@@ -53,7 +53,8 @@ def _changed(config: SparsityConfig) -> dict[str, Any]:
         if isinstance(value, dict):
             usual = {f: x for f, x in defaults[name].items() if f not in CHOSEN}
             fields = {f: x for f, x in value.items() if f not in usual or x != usual[f]}
-            changed |= {name: fields} if fields else {}
+            if fields:
+                changed[name] = fields
         elif value != defaults[name]:
             changed[name] = value
     if "layers" in changed:  # a budget leaves out what it leaves to the others

@@ -155,7 +155,7 @@ def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
     """Raise `UserError` for a size that the model cannot do, with the nearest that it can."""
     chunks, (time, *patches) = frame_chunks(model.vae_config), pixels_of_patch(model)
     longest = model.transformer_config.get("rope_max_seq_len")
-    # Each size is to be a multiple of a number, plus a rest, and at most the last one.
+    # Of each size: the number that it is to be a multiple of, plus a rest, and the largest.
     rules: dict[str, tuple[int, int, float]] = {}
     sides = zip(("height", "width"), patches, size_multiples(model), strict=True)
     for name, patch, multiple in sides:

@@ -45,7 +45,7 @@ def page(
     where the browser may load pictures from.
     """
     numbered = enumerate(results)
-    articles = [_article(*result, samples if n == 0 else ()) for n, result in numbered]
+    articles = [_article(*pair, samples if n == 0 else ()) for n, pair in numbered]
     points = [result.points(file.stem) for file, result in results]
     title = shortened(articles[0]["title"], LONGEST_TITLE) if len(articles) == 1 else ""
     return (
