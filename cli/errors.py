@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -107,6 +108,12 @@ def usage_errors() -> Iterator[None]:
         sys.exit(EXIT_USER_ERROR)
     except typer.Abort:
         sys.exit(EXIT_FAILED)
+
+
+def check_installed(package: str, extra: str, needs: str) -> None:
+    """Raise `UserError`, which says what ``needs`` it, where the package of an extra is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"{needs}, which is not installed: pip install 'chipsparse[{extra}]'")
 
 
 def described(error: Exception) -> str:

@@ -12,10 +12,8 @@ import typer
 
 from chipsparse import __version__
 from chipsparse.cli.commands import COMMANDS, generate
-from chipsparse.cli.errors import EXIT_USER_ERROR, say, usage_errors
+from chipsparse.cli.errors import usage_errors
 from chipsparse.cli.options import as_command
-
-NO_DOCSTRINGS = "python -OO drops the docstrings, which transformers reads; use python -O at most"
 
 
 def _example(command: Callable[[Any], None]) -> str:
@@ -55,23 +53,13 @@ def _global_options(
     pass
 
 
-def _take_any_text(stream: TextIOWrapper) -> None:
-    """Lets a stream take what prompts and names of files may hold."""
-    encoding = codecs.lookup(stream.encoding).name
-    if encoding == "ascii":  # of the C locale; a prompt need not be ASCII there all the same
-        stream.reconfigure(encoding="utf-8", errors="surrogateescape")
-    elif stream.errors == "strict":
-        stream.reconfigure(errors="surrogateescape" if encoding == "utf-8" else "replace")
-
-
 def main() -> None:
     """Entry point of the `chipsparse` command."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            _take_any_text(stream)
-    if sys.flags.optimize > 1:
-        say(f"error: {NO_DOCSTRINGS}")
-        sys.exit(EXIT_USER_ERROR)
+        # Else a prompt or a file's name with a letter that the encoding lacks would be an error.
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            is_utf8 = codecs.lookup(stream.encoding).name == "utf-8"
+            stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")
     with usage_errors():
         # As a module, too: a shell completes no `python -m chipsparse`.
         code = app(prog_name="chipsparse", standalone_mode=False)

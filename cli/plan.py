@@ -63,9 +63,8 @@ def plan_generation(
     frames, rows, columns = latent_sizes(settings, model)
     if rows is None or columns is None:
         option = "--height" if rows is None else "--width"
-        raise UserError(
-            f"{model.pipeline_class.__name__} has no default for {option}; give {option}"
-        )
+        name = model.pipeline_class.__name__
+        raise UserError(f"{name} has no default for {option}; give {option}")
     argument = guiding_argument(model)
     guided = argument is not None and (getattr(settings, argument) or 0) > 1
     in_batch = adapter.guides_in_batch and not model.has_guider

@@ -51,18 +51,13 @@ def _changed(config: SparsityConfig) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            value = {
-                field: number
-                for field, number in value.items()
-                if number != defaults[name][field] or field in CHOSEN
-            }
-        elif value == defaults[name]:
-            continue
-        elif name == "layers":  # a budget leaves out what it leaves to the others
-            value = [
-                {field: number for field, number in budget.items() if number is not None}
-                for budget in value
-            ]
-        if value != {}:  # no tile is None
+            usual = {f: x for f, x in defaults[name].items() if f not in CHOSEN}
+            fields = {f: x for f, x in value.items() if f not in usual or x != usual[f]}
+            if fields:
+                changed[name] = fields
+        elif value != defaults[name]:
             changed[name] = value
+    if "layers" in changed:  # a budget leaves out what it leaves to the others
+        budgets = changed["layers"]
+        changed["layers"] = [{f: x for f, x in b.items() if x is not None} for b in budgets]
     return changed

@@ -96,12 +96,10 @@ class ProgressDisplay(experiments.Progress):
         rate = self._bar.tasks[0].speed
         return (self._open + sum(self._planned.values())) / rate if rate else None
 
-    def __rich__(self) -> str:
-        """Return the text behind every bar: the clock of the whole command."""
-        return self.clock_text()
-
     def clock_text(self) -> str:
         return clock_text(self._bar.tasks[0].elapsed or 0.0, self.seconds_left())
+
+    __rich__ = clock_text  # the text behind every bar
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
@@ -137,9 +135,9 @@ class ProgressDisplay(experiments.Progress):
 
     def warn(self, texts: Iterable[str], *, label: str | None = None) -> None:
         """Tell each text once as a warning, about the clip of the label if there is one."""
-        about = f"{label}: " if label else ""
+        prefix = f"{label}: " if label else ""
         for text in dict.fromkeys(texts):
-            self.tell(f"chipsparse: warning: {about}{text}")
+            self.tell(f"chipsparse: warning: {prefix}{text}")
 
     def tell(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

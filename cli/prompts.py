@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from chipsparse.cli.errors import UserError, reason
@@ -34,14 +32,12 @@ def read_text(path: Path, name: str) -> str:
 
 
 def typed_prompt(text: str) -> str:
-    """Return the prompt that a user typed, also where the locale takes UTF-8 for ASCII."""
-    with suppress(UnicodeEncodeError):  # else it has bytes that Python could not decode
-        text.encode("utf-8")
-        return text
+    """Return the prompt that a user typed; raise `UserError` for bytes that are no text."""
     try:
-        return os.fsencode(text).decode("utf-8")
-    except UnicodeError as error:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:  # Python could not decode all bytes of the argument
         raise UserError(
             "the prompt holds bytes that are no text in UTF-8; set the terminal to UTF-8, or give "
             "the prompt in a file with --prompts"
         ) from error
+    return text

@@ -14,6 +14,7 @@ from PIL import ImageOps
 from PIL.Image import Image, Resampling
 
 import chipsparse
+from chipsparse.cli import plan as planning
 from chipsparse.cli.errors import UserError, results_alone, user_errors
 from chipsparse.cli.model.description import (
     ModelDescription,
@@ -27,14 +28,6 @@ from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, is_here
-from chipsparse.cli.plan import (
-    PlannedGeneration,
-    called_steps,
-    check_memory,
-    check_sharing,
-    plan_generation,
-    too_few_steps,
-)
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.settings import (
@@ -46,19 +39,9 @@ from chipsparse.cli.settings import (
 from chipsparse.cli.views.names import name_of
 from chipsparse.cli.views.units import sharing_text
 from chipsparse.common.machine import device_name, package_version
-from chipsparse.experiments.clips import step_costs
+from chipsparse.experiments.clips import ClipMaker, step_costs
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.profiles.profile import (
-    DEFAULT_QUALITY,
-    MODEL_PROFILE_NAME,
-    GenerationDefaults,
-    Profile,
-    bundled_model,
-    default_profile,
-    find_profile,
-    load_profile,
-    profile_classes,
-)
+from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import digest, outside
 
 if TYPE_CHECKING:
@@ -78,22 +61,24 @@ class Place:
     here: bool = True  # this machine has the device
     parallel: Parallel | None = None  # None for one process
 
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Place):
     """A generation that was resolved."""
 
     options: GenerationOptions
-    profile: Profile | None  # None where the unpatched model runs without one
+    profile: profiles.Profile | None  # None where the unpatched model runs without one
     settings: GenerationSettings
     image: Image | None  # that it starts from, in the size that is made
     scheduler: Any | None  # that replaces the model's own
     first: int  # step that is computed first, more than 0 from an image
     steps: int  # that are computed
-    planned: PlannedGeneration | None  # None where the model's own code decides
+    planned: planning.PlannedGeneration | None  # None where the model's own code decides
     too_few_steps: str | None  # why nothing will run sparse, if that is known by now
-    out_of_range: list[str]  # what the profile was not tuned for
-    warnings: list[str]  # one sentence each
 
     @property
     def generate_options(self) -> GenerateOptions:
@@ -101,13 +86,43 @@ class Request(Place):
         return self.options
 
     @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
     def step_costs(self) -> list[float]:
         """The cost of each computed step, relative to the others; empty where not known."""
         return [] if self.planned is None else step_costs(self.planned.plan, first=self.first)
+
+    @cached_property
+    def out_of_range(self) -> list[str]:
+        """The differences from the generations that the profile was tuned for."""
+        profile = self.profile
+        if profile is None or profile.tuned is None or self.options.dense:
+            return []
+        config = {"transformer_config": digest(self.model.transformer_config)}
+        return outside(profile.tuned, self.tuned_facts | config)
+
+    @property
+    def tuned_facts(self) -> dict[str, Any]:
+        """The part of a profile's range that is not the model; no device that is not here."""
+        values = self.settings.model_dump(exclude={"max_sequence_length"})
+        values |= {"flow_shift": self.options.flow_shift, "dtype": self.dtype_name}
+        return values | ({"device": device_name(self.device)} if self.here else {})
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """The sentences to be read before anything is computed."""
+        profile, texts = self.profile, [self.too_few_steps]
+        if profile is not None:
+            texts += [profile.instead, *unused_defaults(self.model, profile)]
+        if profile is not None and profile.is_general and not self.options.dense:
+            texts.append(
+                f"there is no profile for the model class {self.model.transformer_class}: "
+                f"{profile.quality} is made for no model in particular"
+            )
+        if profile is not None and self.out_of_range:
+            texts.append(
+                f"{profile.source} was tuned for other generations than this one "
+                f"({'; '.join(self.out_of_range)}): its quality and speed were not measured here"
+            )
+        return [text for text in texts if text is not None]
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -149,6 +164,11 @@ class Request(Place):
         given = {name: value for name, value in values.items() if value is not None}
         return {**given, **self.settings.call_arguments()}
 
+    def maker(self, display: ProgressDisplay, *, plain_lines: int = 5) -> ClipMaker:
+        """Return what makes clips of this request, for experiments."""
+        steps = self.settings.num_inference_steps
+        return ClipMaker(self.load, self.pipeline_call, steps, display, plain_lines)
+
     def load(self) -> Any:
         pipe = load_pipeline(
             self.model, device=self.device, dtype=self.dtype, scheduler=self.scheduler
@@ -185,7 +205,7 @@ def place_on(
     """Return what the files of ``--model`` say, to be computed on a device; raise `UserError`."""
     if options.vram is not None and device.type != "cuda":
         raise UserError(f"--vram {options.vram} has no effect on a CPU; use --ram")
-    location = str(bundled_model()) if options.model is None else options.model
+    location = str(profiles.bundled_model()) if options.model is None else options.model
     text = f"looking up {location} on the Hugging Face hub"
     with nullcontext() if is_here(location) else display.stage(text):
         model = describe_model(location)
@@ -209,18 +229,14 @@ def resolve(
         _check_inputs(options, model, instead)
     optional = options.dense if optional is None else optional
     profile = choose_profile(options, model, optional=optional)
-    defaults = GenerationDefaults() if profile is None else profile.generation
+    defaults = profiles.GenerationDefaults() if profile is None else profile.generation
     image = options.input_image
-    settings = resolve_settings(options, model, defaults, image)
+    settings = resolve_settings(options, model, defaults)
     if image is not None:
         size = (settings.width or image.width, settings.height or image.height)
         image = ImageOps.fit(image, size, Resampling.LANCZOS)
-    scheduler = choose_scheduler(
-        model,
-        options.scheduler,
-        sparse=not options.dense and instead is not None,
-        flow_shift=options.flow_shift,
-    )
+    sparse = not options.dense and instead is not None
+    scheduler = choose_scheduler(model, options, sparse=sparse)
     strength = options.strength or model.default("strength")
 
     def first_step(steps: int) -> int:
@@ -231,30 +247,14 @@ def resolve(
     planned = too_few = None
     known = model.transformer_class in ADAPTERS and None not in latent_sizes(settings, model)
     if profile is not None and known:
-        planned = plan_generation(settings, model, profile)
-    check_sharing(model, planned, place.parallel)
+        planned = planning.plan_generation(settings, model, profile)
+    planning.check_sharing(model, planned, place.parallel)
     if planned is not None and not options.dense:
-        too_few = too_few_steps(planned.plan, first_step)
+        too_few = planning.too_few_steps(planned.plan, first_step)
     if too_few is not None and options.strict:
         raise UserError(too_few)
     if planned is not None and place.device.type == "cpu" and instead is not None:
-        check_memory(planned, settings.num_frames, model, place.dtype)
-    differences: list[str] = []
-    warnings = [too_few]
-    if profile is not None:
-        warnings += [profile.instead, *unused_defaults(model, profile)]
-    if profile is not None and profile.is_general and not options.dense:
-        warnings.append(
-            f"there is no profile for the model class {model.transformer_class}: "
-            f"{profile.quality} is made for no model in particular"
-        )
-    if profile is not None and profile.tuned is not None and not options.dense:
-        device = place.device if place.here else None
-        facts = range_of(settings, options.flow_shift, device, place.dtype)
-        facts["transformer_config"] = digest(model.transformer_config)
-        differences = outside(profile.tuned, facts)
-        if differences:
-            warnings.append(out_of_range_text(profile, differences))
+        planning.check_memory(planned, settings.num_frames, model, place.dtype)
     first = first_step(settings.num_inference_steps)
     return Request(
         **{**vars(place), "model": model},
@@ -264,11 +264,9 @@ def resolve(
         image=image,
         scheduler=scheduler,
         first=first,
-        steps=called_steps(settings, model) - first,
+        steps=planning.called_steps(settings, model) - first,
         planned=planned,
         too_few_steps=too_few,
-        out_of_range=differences,
-        warnings=[warning for warning in warnings if warning is not None],
     )
 
 
@@ -296,27 +294,27 @@ def _check_inputs(options: GenerationOptions, model: ModelDescription, instead: 
 
 def choose_profile(
     options: GenerationOptions, model: ModelDescription, *, optional: bool = False
-) -> Profile | None:
+) -> profiles.Profile | None:
     """Return the profile of ``--config`` or of the model: its ``--quality``, with memory budgets.
 
     Where there is none: None if that is ``optional``, else `UserError`.
     """
     kind = model.transformer_class
-    own = Path(model.location) / MODEL_PROFILE_NAME
+    own = Path(model.location) / profiles.MODEL_PROFILE_NAME
     with user_errors(ValueError):
         if options.config is not None:
-            profile = load_profile(options.config)
-        elif kind in profile_classes() or own.exists():
-            profile = find_profile(model.location, kind, experts=model.experts)
+            profile = profiles.load_profile(options.config)
+        elif kind in profiles.profile_classes() or own.exists():
+            profile = profiles.find_profile(model.location, kind, experts=model.experts)
         elif options.quality is not None:
-            profile = default_profile()
+            profile = profiles.default_profile()
         elif optional:
             return None
         else:
             raise UserError(
                 f"there is no profile for the model class {kind} (there is for "
-                f"{', '.join(profile_classes())}); give one with --config, or --quality "
-                f"{DEFAULT_QUALITY}, which is made for no model in particular"
+                f"{', '.join(profiles.profile_classes())}); give one with --config, or --quality "
+                f"{profiles.DEFAULT_QUALITY}, which is made for no model in particular"
             )
         profile = profile.for_steps(options.steps, experts=model.experts)
         if options.quality is not None:
@@ -327,23 +325,3 @@ def choose_profile(
                 f"{model.location} has a {kind}"
             )
         return profile.override(options.memory_budgets())
-
-
-def out_of_range_text(profile: Profile, differences: list[str]) -> str:
-    """Return one sentence about what a profile was not tuned for."""
-    return (
-        f"{profile.source} was tuned for other generations than this one "
-        f"({'; '.join(differences)}): its quality and speed were not measured here"
-    )
-
-
-def range_of(
-    settings: GenerationSettings,
-    flow_shift: float | None,
-    device: torch.device | None,
-    dtype: torch.dtype,
-) -> dict[str, Any]:
-    """Return a generation's part of a profile's range; a device that is not here has no name."""
-    values = settings.model_dump(exclude={"max_sequence_length"})
-    values |= {"flow_shift": flow_shift, "dtype": str(dtype).removeprefix("torch.")}
-    return values if device is None else {**values, "device": device_name(device)}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.options import GenerationOptions, option_name
 from chipsparse.common.bounded import Index
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import GenerationDefaults, Profile
@@ -21,15 +21,11 @@ from chipsparse.profiles.profile import GenerationDefaults, Profile
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Size = tuple[int, int]  # height and width
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
-OPTION_OF = {
-    "height": "--height",
-    "width": "--width",
-    "num_frames": "--frames",
-    "num_inference_steps": "--steps",
-    "guidance_scale": "--guidance-scale",
-    "negative_prompt": "--negative-prompt",
-}
+ALIKE = ("height", "width", "guidance_scale", "negative_prompt")  # in options and in pipelines
+OPTION_OF = {name: option_name(name) for name in ALIKE}
+OPTION_OF |= {"num_frames": "--frames", "num_inference_steps": "--steps"}
 
 
 class GenerationSettings(Settings):
@@ -45,10 +41,7 @@ class GenerationSettings(Settings):
 
 
 def resolve_settings(
-    options: GenerationOptions,
-    model: ModelDescription,
-    defaults: GenerationDefaults,
-    image: Image | None = None,
+    options: GenerationOptions, model: ModelDescription, defaults: GenerationDefaults
 ) -> GenerationSettings:
     """Return each value from the options, else the profile, else the pipeline's own default.
 
@@ -75,16 +68,14 @@ def resolve_settings(
     if not isinstance(values["num_inference_steps"], int):
         raise UserError(f"{pipeline} has no default for --steps; give --steps")
     settings = GenerationSettings.model_construct(**values)
+    image = options.input_image
     if image is not None:
         space, _ = vae_factors(model.vae_config)
         _, rows, columns = latent_sizes(settings, model)
         usual = image.height, image.width
         if rows is not None and columns is not None:
             usual = rows * space, columns * space
-        asked_size = options.height, options.width
-        height, width = size_like(
-            image, asked=asked_size, usual=usual, multiples=size_multiples(model)
-        )
+        height, width = size_like(image, options, usual, size_multiples(model))
         settings = settings.model_copy(update={"height": height, "width": width})
     if options.negative_prompt is not None:
         _check_guided(settings, model)
@@ -94,11 +85,8 @@ def resolve_settings(
 
 def unused_defaults(model: ModelDescription, profile: Profile) -> list[str]:
     """Return one sentence about the settings of a profile that the pipeline lacks, if any."""
-    unused = [
-        f"generation.{name} ({value})"
-        for name, value in dataclasses.asdict(profile.generation).items()
-        if value is not None and not model.accepts(name)
-    ]
+    given = {n: v for n, v in dataclasses.asdict(profile.generation).items() if v is not None}
+    unused = [f"generation.{n} ({v})" for n, v in given.items() if not model.accepts(n)]
     pipeline = model.pipeline_class.__name__
     return [f"{profile.source}: {pipeline} has no use for {', '.join(unused)}"] if unused else []
 
@@ -142,24 +130,18 @@ def _check_guided(settings: GenerationSettings, model: ModelDescription) -> None
 # Height, width and frames.
 
 
-def size_like(
-    image: Image,
-    *,
-    asked: tuple[int | None, int | None],
-    usual: tuple[int, int],
-    multiples: tuple[int, int],
-) -> tuple[int, int]:
-    """Return the height and width to make of an image: its shape, unless others are asked for.
+def size_like(image: Image, options: GenerationOptions, usual: Size, multiples: Size) -> Size:
+    """Return the height and width to make of an image: its shape, unless the options say otherwise.
 
-    One alone of the ``asked`` fixes the other by the shape. The ``usual`` fix the number of pixels
-    where neither is asked for. Rounds to multiples of ``multiples``.
+    A height or a width alone fixes the other by the shape. Where there is neither, there are as
+    many pixels as of the ``usual`` size. Rounds to multiples of ``multiples``.
     """
 
     def rounded(length: float, multiple: int) -> int:
         return max(1, round(length / multiple)) * multiple
 
     shape = image.width / image.height
-    height, width = asked
+    height, width = options.height, options.width
     if height is None and width is None:
         wide = math.sqrt(usual[0] * usual[1] * shape)
         return rounded(wide / shape, multiples[0]), rounded(wide, multiples[1])
@@ -173,37 +155,31 @@ def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
     """Raise `UserError` for a size that the model cannot do, with the nearest that it can."""
     chunks, (time, *patches) = frame_chunks(model.vae_config), pixels_of_patch(model)
     longest = model.transformer_config.get("rope_max_seq_len")
-    # Each size is to be a multiple of a number, plus a rest, and at most the largest.
-    rules: list[tuple[str, int, int, float]] = []
-    for name, patch, multiple in zip(
-        ("height", "width"), patches, size_multiples(model), strict=True
-    ):
-        largest = longest * patch // multiple * multiple if longest else math.inf
-        rules.append((name, multiple, 0, largest))
+    # Of each size: the number that it is to be a multiple of, plus a rest, and the largest.
+    rules: dict[str, tuple[int, int, float]] = {}
+    sides = zip(("height", "width"), patches, size_multiples(model), strict=True)
+    for name, patch, multiple in sides:
+        rules[name] = multiple, 0, longest * patch // multiple * multiple if longest else math.inf
     if chunks.frames > 1:
-        largest = chunks.frames_of(longest * time) if longest else math.inf
-        rules.append(("num_frames", chunks.frames, chunks.first, largest))
-    for name, multiple, rest, largest in rules:
+        most = chunks.frames_of(longest * time) if longest else math.inf
+        rules["num_frames"] = chunks.frames, chunks.first, most
+    for name, (multiple, rest, most) in rules.items():
         option, size = OPTION_OF[name], getattr(settings, name)
         if size is None:
             continue
-        if size > largest:
-            raise UserError(
-                f"{option} {size} is too large for this model; the largest is {largest}"
-            )
+        if size > most:
+            raise UserError(f"{option} {size} is too large for this model; the largest is {most}")
         if size >= 1 and size % multiple == rest % multiple:
             continue
         smallest = rest or multiple
         below = (size - rest) // multiple * multiple + rest
-        nearest = [n for n in (below, below + multiple) if smallest <= n <= largest]
+        nearest = [n for n in (below, below + multiple) if smallest <= n <= most]
         form = f"a multiple of {multiple}" + (f" plus {rest}" if rest else "")
-        choices = " or ".join(map(str, nearest or [smallest]))
-        raise UserError(
-            f"{option} {size} does not fit this model, which needs {form}; use {choices}"
-        )
+        fits = " or ".join(map(str, nearest or [smallest]))
+        raise UserError(f"{option} {size} does not fit this model, which needs {form}; use {fits}")
 
 
-def size_multiples(model: ModelDescription) -> tuple[int, int]:
+def size_multiples(model: ModelDescription) -> Size:
     """Return the numbers of which the height and the width of a frame must be multiples."""
     _, height, width = pixels_of_patch(model)
     return math.lcm(SIZE_MULTIPLE, height), math.lcm(SIZE_MULTIPLE, width)

@@ -18,7 +18,7 @@ from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import KeptPipeline, make, prompt_warnings, record_of
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.weights import files_digest, weights_digest
-from chipsparse.cli.options import SEEDS, Item, check_count, read_value
+from chipsparse.cli.options import Item, read_value
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.request import Place, Request, resolve
 
@@ -65,11 +65,8 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
         raise UserError("this model makes images, not videos; use --format png")
     suffix = options.format or ("mp4" if video else "png")
     folder = options.output if options.output.is_dir() else options.output.parent
-    fixed = {
-        "output": folder / f"clip.{suffix}",
-        "device": str(place.device),
-        "dtype": str(place.dtype).removeprefix("torch."),
-    }
+    file = folder / f"clip.{suffix}"
+    fixed = {"device": str(place.device), "dtype": place.dtype_name}
     weights = {
         "model": weights_digest(model) or model.location,
         "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
@@ -77,16 +74,14 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
     known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
     entries: dict[str, Entry] = {}
     lines, problems = read_lines(options.prompts, lambda text: display.warn([text]))
-    count, total = len(lines) + len(problems), 0
+    count = len(lines) + len(problems)
     for line in lines:
         own: dict[str, Any] = dict(line.settings.items())
         try:
             seed = read_value(BatchOptions, "seed", own.pop("seed", options.seed))
             number = read_value(BatchOptions, "num", own.pop("num", options.num or 1))
-            if seed + number > SEEDS:
-                raise UserError(f"--seed {seed}: {number} seeds from there go beyond 2^64 - 1")
             if str(own) not in known:
-                given = options.of_line({**own, **fixed})
+                given = options.of_line({**own, **fixed, "output": file})
                 request = resolve(given, place)
                 frames = request.settings.num_frames or 1
                 if suffix == "png" and frames > 1:
@@ -98,8 +93,6 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
             problems[line.number] = str(error)
             continue
         request, decisive = known[str(own)]
-        total += number
-        check_count(str(options.prompts), total)
         for own_seed in range(seed, seed + number):
             facts = {"prompt": line.prompt, "seed": own_seed, "settings": decisive}
             text = json.dumps(facts, sort_keys=True, allow_nan=False)
@@ -124,7 +117,7 @@ def _decisive(request: Request) -> dict[str, Any]:
 
 
 class Maker(KeptPipeline):
-    """Makes files, with the pipeline patched as long as the settings stay; a context manager."""
+    """Makes files, with the pipeline patched as long as the settings stay; to be closed."""
 
     def __init__(self, progress: ProgressDisplay) -> None:
         super().__init__(plain_lines=0)  # there is one for each file
@@ -145,7 +138,7 @@ class Maker(KeptPipeline):
                 # Of a prompt or its settings: another try would end the same way.
                 if isinstance(error, (UserError, ValueError)):
                     break
-            self.forget()
+            self.close()
         return clip
 
     def make(self, entry: Entry, folder: Path) -> BatchClip:

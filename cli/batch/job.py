@@ -8,18 +8,10 @@ from contextlib import ExitStack, closing
 import torch
 import typer
 
+from chipsparse.cli.batch import record
 from chipsparse.cli.batch.entries import Entry, Maker, find_entries
 from chipsparse.cli.batch.options import BatchOptions
-from chipsparse.cli.batch.record import (
-    MANIFEST,
-    PAGE,
-    THUMBNAILS,
-    BatchClip,
-    BatchResult,
-    State,
-    note,
-    read_manifest,
-)
+from chipsparse.cli.batch.record import BatchClip, State
 from chipsparse.cli.errors import EXIT_FAILED
 from chipsparse.cli.generate.record import ROW_PROMPT
 from chipsparse.cli.media.write import write_text
@@ -49,7 +41,7 @@ def run(options: BatchOptions) -> None:
         if actors is not None:
             clips = actors.make(todo, display)
         else:
-            maker = stack.enter_context(Maker(display))
+            maker = stack.enter_context(closing(Maker(display)))
             clips = (maker.tried(entry, folder, options.tries) for entry in todo)
         begun = time.monotonic()
         try:
@@ -60,20 +52,20 @@ def run(options: BatchOptions) -> None:
                 states[clip.file] = clip.state
                 folder.mkdir(exist_ok=True)
                 now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                note(folder, clip.model_copy(update={"time": now}))
+                record.note(folder, clip.model_copy(update={"time": now}))
         finally:  # what was finished of a batch that is broken off
             if folder.is_dir():
-                known = read_manifest(folder)
-                result = BatchResult(
+                known = record.read_manifest(folder)
+                result = record.BatchResult(
                     folder=str(folder),
-                    manifest=str(folder / MANIFEST),
-                    page=str(folder / PAGE),
+                    manifest=str(folder / record.MANIFEST),
+                    page=str(folder / record.PAGE),
                     model=place.model.location,
                     seconds=time.monotonic() - start,
                     clips=[_clip(entry, known.get(entry.name), states) for entry in entries],
                 )
                 text = page([(options.prompts, result)], images="'self' file:")
-                write_text("--output", folder / PAGE, text)
+                write_text("--output", folder / record.PAGE, text)
     print_result(result, as_json=options.json)
     if result.counts["failed"]:
         raise typer.Exit(EXIT_FAILED)
@@ -94,7 +86,7 @@ def _clip(entry: Entry, known: BatchClip | None, states: dict[str, State]) -> Ba
     if known is None or known.state != ("made" if there else state):
         known = entry.clip("made" if there else state)
         if there:
-            note(entry.folder, known)
+            record.note(entry.folder, known)
     small = entry.thumbnail(entry.folder)
-    shown = f"{THUMBNAILS}/{small.name}" if there and small.is_file() else None
+    shown = f"{record.THUMBNAILS}/{small.name}" if there and small.is_file() else None
     return known.model_copy(update={"state": state, "lines": entry.lines, "thumbnail": shown})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.errors import UserError, check_installed
 from chipsparse.cli.options import (
     REQUIRED,
     GenerateOptions,
@@ -73,10 +72,8 @@ class BatchOptions(GenerateOptions):
         from chipsparse.cli.ranks import check_alone
 
         check_alone("a process of batch")
-        if self.on_ray and importlib.util.find_spec("ray") is None:
-            raise UserError(
-                "several GPUs need Ray, which is not installed: pip install 'chipsparse[ray]'"
-            )
+        if self.on_ray:
+            check_installed("ray", "ray", "several GPUs need Ray")
         if self.output.exists() and not self.output.is_dir():
             raise UserError(f"--output {self.output} is a file; name a folder")
         if not self.output.exists():  # else files in it would be named as the option's

@@ -56,7 +56,7 @@ def read_lines(path: Path, warn: Callable[[str], None]) -> tuple[list[Line], dic
             lines.append(_line(path.parent, number, values))
         except UserError as error:
             problems[number] = str(error)
-        except (ValueError, RecursionError) as error:  # also thousands of digits or brackets
+        except ValueError as error:
             problems[number] = f"it is no JSON: {first_line(error)}"
     if not lines and not problems:
         raise UserError(f"{path} has no prompt")

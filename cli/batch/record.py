@@ -12,18 +12,9 @@ from pydantic import ValidationError, computed_field
 from chipsparse.cli.errors import user_errors
 from chipsparse.cli.generate.record import RequestRecord
 from chipsparse.cli.progress import duration
+from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.names import bundled_name, name_of
-from chipsparse.cli.views.sections import (
-    Alert,
-    Facts,
-    Gallery,
-    Picture,
-    Record,
-    Result,
-    Section,
-    String,
-    Table,
-)
+from chipsparse.cli.views.sections import Record, Result, Section, String
 from chipsparse.cli.views.units import counted, seconds_text
 from chipsparse.common.bounded import Count, Number
 
@@ -108,7 +99,7 @@ class BatchResult(Result):
         settings = list(dict.fromkeys(clip.settings for clip in self.clips))
         seconds = [clip.seconds for clip in made if clip.seconds is not None]
         model = bundled_name(self.model) or self.model
-        told = [
+        summary = [
             ("model", model),
             ("files", f"{states} of {len(self.clips):,}, in {duration(self.seconds)}"),
             ("folder", self.folder),
@@ -122,18 +113,19 @@ class BatchResult(Result):
             facts.append(("time", f"{seconds_text(statistics.median_low(seconds))} each, median"))
         # Warnings about all are said once.
         common = set.intersection(*(set(clip.request.warnings) for clip in self.clips))
-        alerts = [Alert(text) for text in sorted(common)]
+        alerts = [view.Alert(text) for text in sorted(common)]
         if failed := self.counts["failed"]:
-            alerts.insert(
-                0, Alert(f"{counted(failed, 'prompt')} failed. Why, stands below.", "error")
-            )
+            text = f"{counted(failed, 'prompt')} failed. Why, stands below."
+            alerts.insert(0, view.Alert(text, "error"))
         pictures = []
         for clip in made:
             details = [f"seed {clip.request.seed}", *([clip.settings] if len(settings) > 1 else [])]
             details += [] if clip.seconds is None else [seconds_text(clip.seconds)]
             notes = [text for text in clip.request.warnings if text not in common]
             prompt = clip.request.prompt or "(empty)"
-            pictures.append(Picture(clip.file, clip.thumbnail, prompt, ", ".join(details), notes))
+            pictures.append(
+                view.Picture(clip.file, clip.thumbnail, prompt, ", ".join(details), notes)
+            )
         columns = ["prompt", "why", "settings", "line", "seed"]
         rows = [
             [
@@ -148,7 +140,7 @@ class BatchResult(Result):
         ]
         again = "The same command makes them." if rows else ""
         return [
-            Section("", [Facts(told)], where="terminal"),
-            Section("", [*alerts, Facts(facts), Gallery(pictures)], where="page"),
-            Section("Not made", [Table(columns, rows, 3)], again),
+            Section("", [view.Facts(summary)], where="terminal"),
+            Section("", [*alerts, view.Facts(facts), view.Gallery(pictures)], where="page"),
+            Section("Not made", [view.Table(columns, rows, 3)], again),
         ]

@@ -10,7 +10,7 @@ from chipsparse.cli.compare.record import FilesComparison, ShownClip
 from chipsparse.cli.errors import UserError, results_alone
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel, difference_rows, stack_panels
-from chipsparse.cli.media.read import Clip, numbered, output_fps, read_clip, size_text
+from chipsparse.cli.media.read import Clip, numbered_files, output_fps, read_clip, size_text
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.experiments.lpips import find_lpips
@@ -75,5 +75,5 @@ def _check(a: Clip, b: Clip, output: Path | None, fps: float | None) -> None:
             )
     if output is not None:
         media.check_output(output, fps=fps)
-        for file in (output, *numbered(output)):
+        for file in (output, *numbered_files(output)):
             media.check_inputs_stay("--output", file, (*a.files, *b.files))

@@ -16,21 +16,19 @@ from rich.console import Console
 from chipsparse.cli.compare.files import write_clip
 from chipsparse.cli.compare.options import MEASURED, CompareOptions
 from chipsparse.cli.compare.record import Comparison
-from chipsparse.cli.compare.rows import OURS, Row, differences
-from chipsparse.cli.errors import UserError, described, exit_code, user_errors
+from chipsparse.cli.compare.ways import OURS, Row, differences
+from chipsparse.cli.errors import UserError, check_installed, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
-from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
 from chipsparse.cli.request import Request, choose_profile, resolve, working
 from chipsparse.cli.settings import OPTION_OF
 from chipsparse.cli.views.names import bundled_name, name_of, without_folders
-from chipsparse.cli.views.page import check_charts, page
+from chipsparse.cli.views.page import page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import counted
-from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
 from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_rivals
 from chipsparse.experiments.samples import DENSE, Sample
@@ -80,19 +78,13 @@ def compare_configs(options: CompareOptions) -> None:
         profiles = [request.profile for request in requests.values()]
         prompts = [sample.prompt for sample in samples]
         rank = meet(rank, place.device, called(options, *profiles, prompts=prompts))
-        ways = [
-            sparse_way(
-                name,
-                request.profile,
-                parallel=rank.parallel,
-                method=name,
-                setting=name_of(request.profile.source),
-            )
-            for name, request in requests.items()
-            if request.profile is not None
-        ]
+        ways = []
+        for name, request in requests.items():
+            if (profile := request.profile) is not None:
+                titles: dict[str, Any] = {"method": name, "setting": name_of(profile.source)}
+                ways.append(sparse_way(name, profile, parallel=rank.parallel, **titles))
         store = Store(ranks=rank)
-        experiment = Experiment(_maker(first, display), samples, store, per_frame=True)
+        experiment = Experiment(first.maker(display), samples, store, per_frame=True)
         experiment.plan(ways)
         names = [DENSE, *requests]
         result, shown = None, list[Panel]()  # of the prompt that is farthest from dense
@@ -141,7 +133,7 @@ def _check_settings(a: Request, b: Request) -> None:
 def run_suite(options: CompareOptions) -> None:
     """Check all that is cheap to check, make the clips that are missing, and print."""
     check_alone("--suite")
-    check_charts()
+    check_installed("matplotlib", "report", "the page needs matplotlib")
     options = dataclasses.replace(options, model=options.suite)
     folder = options.folder
     alone = "a suite generates from prompts alone"
@@ -149,16 +141,15 @@ def run_suite(options: CompareOptions) -> None:
         request, model = resolve(options, place, instead=alone, optional=True), place.model
         video = model.accepts("num_frames")
         suffix = ".mp4" if video else ".png"
-        media.check_output(
-            (folder if folder.is_dir() else folder.parent) / f"suite{suffix}", fps=options.fps
-        )
+        existing = folder if folder.is_dir() else folder.parent
+        media.check_output(existing / f"suite{suffix}", fps=options.fps)
         # The bundled models were trained on scenes of their own.
         is_bundled = bundled_name(model.location) is not None
         bundled = shapes(video=video) if is_bundled else "suite.txt"
         samples = _samples(options, bundled, SUITE_PROMPTS)
-        about = request.measured_with
-        store = Store(folder / MEASURED, about, kind="suite clips", dense=folder / "dense")
-        maker = _maker(request, display, plain_lines=1)
+        facts, dense = request.measured_with, folder / "dense"
+        store = Store(folder / MEASURED, facts, kind="suite clips", dense=dense)
+        maker = request.maker(display, plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
 
         def write(way: Way, sample: Sample, frames: np.ndarray) -> None:
@@ -227,11 +218,6 @@ def _samples(options: CompareOptions, bundled: str, usual: int) -> list[Sample]:
     return [Sample(i, text, options.seed + i) for i, text in enumerate(texts[:wanted])]
 
 
-def _maker(request: Request, display: ProgressDisplay, *, plain_lines: int = 5) -> ClipMaker:
-    steps = request.settings.num_inference_steps
-    return ClipMaker(request.load, request.pipeline_call, steps, display, plain_lines)
-
-
 def _result(
     request: Request,
     experiment: Experiment,
@@ -249,14 +235,10 @@ def _result(
         refused = experiment.refusal(way)
         records = [] if refused else [experiment.record(way, item) for item in experiment.samples]
         clips = [record for record in records if record is not None]
-        row = Row.of(
-            way.name,
-            clips,
-            remarks=(remarks or {}).get(way.name, ()),
-            method=way.method,
-            setting=way.setting,
-            refused=None if refused is None else plain(refused),
-        )
+        own = (remarks or {}).get(way.name, ())
+        why = None if refused is None else plain(refused)
+        facts = {"method": way.method, "setting": way.setting, "refused": why}
+        row = Row.of(way.name, clips, remarks=own, **facts)
         missing = next((clip.lpips_missing for clip in clips if clip.lpips_missing), missing)
         update = {
             "remarks": [plain(text) for text in row.remarks],
@@ -275,14 +257,7 @@ def _result(
 def _farthest(rows: Sequence[Row]) -> int | None:
     """Return the seed of the prompt in which ours are farthest from dense, of complete ones."""
     complete = set.intersection(*({clip.seed for clip in row.clips} for row in rows if row.clips))
-    clips = [
-        clip
-        for row in rows
-        if row.method not in RIVALS
-        for clip in row.clips
-        if clip.seed in complete
-    ]
-    lowest = min(
-        clips, key=lambda clip: math.inf if clip.psnr_db is None else clip.psnr_db, default=None
-    )
-    return None if lowest is None else lowest.seed
+    ours = (row for row in rows if row.method not in RIVALS)
+    clips = [clip for row in ours for clip in row.clips if clip.seed in complete]
+    psnrs = [math.inf if clip.psnr_db is None else clip.psnr_db for clip in clips]
+    return clips[psnrs.index(min(psnrs))].seed if clips else None

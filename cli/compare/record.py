@@ -6,39 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from chipsparse.cli.compare.rows import (
-    EIGHT_BITS,
-    FLOOR,
-    FRAME_METRICS,
-    OURS,
-    PASSED,
-    QUALITY,
-    Metric,
-    Row,
-    clips_table,
-    curves_chart,
-    intervals_table,
-    numbers_table,
-    quality_chart,
-    zeros_text,
-)
+from chipsparse.cli.compare import ways
 from chipsparse.cli.generate.record import Settings
+from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.names import files_text, name_of
-from chipsparse.cli.views.sections import (
-    Alert,
-    Chart,
-    Clips,
-    Facts,
-    Items,
-    Part,
-    QualityPoint,
-    Record,
-    Result,
-    Section,
-    String,
-    Table,
-    Tile,
-)
+from chipsparse.cli.views.sections import QualityPoint, Record, Result, Section, String
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.experiments.records import ClipQuality
@@ -79,7 +51,7 @@ class Comparison(Result):
     lpips_missing: String | None = None
     asked: Index  # number of prompts
     # The stock model, then the other ways. A suite to send may leave the prompts of clips out.
-    rows: Sequence[Row]
+    rows: Sequence[ways.Row]
     sides: Sequence[String] = ()  # rows that are A and B; none in a suite
     difference: Mapping[str, Estimate] = {}  # B - A, by metric
     seed: Count | None = None  # of the prompt farthest from dense, whose clips are shown
@@ -91,14 +63,14 @@ class Comparison(Result):
         return ", ".join(self.sides) or f"{self.model}: quality over speed"
 
     @property
-    def shown(self) -> list[Row]:
+    def shown(self) -> list[ways.Row]:
         """The rows that have clips, but dense."""
         return [row for row in self.rows[1:] if row.clips]
 
     @property
-    def drawn(self) -> list[Row]:
+    def drawn(self) -> list[ways.Row]:
         """The rows of charts: all but dense and the floor."""
-        return [row for row in self.shown if row.method != FLOOR]
+        return [row for row in self.shown if row.method != ways.FLOOR]
 
     def points(self, name: str) -> list[QualityPoint]:
         """Return the mean of each row over its prompts."""
@@ -112,23 +84,21 @@ class Comparison(Result):
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         pair, rows, dense = bool(self.sides), self.shown, self.rows[0]
-        intervals: list[Part] = [
-            intervals_table(row.name, row.summary, folded=not pair) for row in rows
+        intervals: list[view.Part] = [
+            ways.intervals_table(row.name, row.summary, folded=not pair) for row in rows
         ]
         if pair:
-            zeros = Facts([("B - A", zeros_text(self.difference))])
-            intervals += [intervals_table("B - A", self.difference, sign=True), zeros]
-        psnr, ssim, lpips = (metric.bound for metric in QUALITY.values())
+            zeros = view.Facts([("B - A", ways.zeros_text(self.difference))])
+            intervals += [ways.intervals_table("B - A", self.difference, sign=True), zeros]
+        psnr, ssim, lpips = (metric.bound for metric in ways.QUALITY.values())
         bounds = f"PSNR {psnr:g} dB, SSIM {ssim:g}, LPIPS {lpips:g}"
         groups = {row.name: [clip.per_frame for clip in row.clips] for row in rows}
-        prompts = {
-            clip.seed: clip.prompt or f"prompt {place + 1}"
-            for place, clip in enumerate(dense.clips)
-        }
+        numbered = enumerate(dense.clips, start=1)
+        prompts = {clip.seed: clip.prompt or f"prompt {number}" for number, clip in numbered}
         unsent = "Their texts are sent with --with-prompts only."
         by_frame = Section(
             "Frame by frame",
-            [curves_chart(metric, groups) for metric in FRAME_METRICS],
+            [ways.curves_chart(metric, groups) for metric in ways.FRAME_METRICS],
             "The median over prompts, and the band from the least to the most, against dense. "
             "Flicker is how much a frame differs from the mean of its neighbours.",
             where="page",
@@ -138,7 +108,7 @@ class Comparison(Result):
             Section("", self._head(dense)),
             Section(
                 "Quality and speed",
-                [self._chart(metric) for metric in QUALITY],
+                [self._chart(metric) for metric in ways.QUALITY],
                 "Means over prompts with their intervals; up and to the right is better, of LPIPS "
                 "down. No difference below the floor means anything: it is the stock model with "
                 "another attention kernel."
@@ -150,11 +120,11 @@ class Comparison(Result):
             ),
             Section(
                 "Numbers",
-                [numbers_table(rows)],
+                [ways.numbers_table(rows)],
                 "Median time of the denoising loop, mean (worst) quality. Clips pass with "
-                f"{bounds} or better, as serving stacks ask; {PASSED} marks rows of which every "
-                "clip does. A floor that does not pass says that this model cannot be judged so at "
-                "this size.",
+                f"{bounds} or better, as serving stacks ask; {ways.PASSED} marks rows of which "
+                "every clip does. A floor that does not pass says that this model cannot be judged "
+                "so at this size.",
             ),
             Section("Frames", [self._frames()], where="page"),
             Section(
@@ -166,17 +136,17 @@ class Comparison(Result):
             *([by_frame] if pair else []),
             Section(
                 "What there is to say",
-                [Items([note for row in self.rows[1:] for note in row.notes])],
+                [view.Items([note for row in self.rows[1:] for note in row.notes])],
             ),
             Section(
                 "Prompts",
-                [clips_table(rows, prompts)],
+                [ways.clips_table(rows, prompts)],
                 "" if any(clip.prompt for clip in dense.clips) else unsent,
                 where="page",
             ),
         ]
 
-    def _head(self, dense: Row) -> list[Part]:
+    def _head(self, dense: ways.Row) -> list[view.Part]:
         seconds = [clip.seconds for clip in dense.clips]
         count, refused = len(seconds), sum(row.refused is not None for row in self.rows)
         alerts = []
@@ -196,11 +166,11 @@ class Comparison(Result):
             )
         tiles = []
         for row in self.shown:
-            if self.sides or row.method == OURS:
+            if self.sides or row.method == ways.OURS:
                 quality = row.quality("psnr_db")
                 psnr = decibels(None if quality is None else quality.mean)
                 detail = f"PSNR {psnr}, {row.pass_text} pass"
-                tiles.append(Tile(times(row.median("speedup")), row.name, detail))
+                tiles.append(view.Tile(times(row.median("speedup")), row.name, detail))
         kinds = ", ".join(filter(None, (self.transformer_class, self.pipeline_class)))
         facts = [
             ("model", f"{name_of(self.model)} ({kinds})"),
@@ -213,28 +183,29 @@ class Comparison(Result):
             ("LPIPS", f"not measured: {self.lpips_missing}" if self.lpips_missing else ""),
             *([] if self.clip is None else self.clip.facts),
         ]
-        return [*map(Alert, alerts), *tiles, Facts(facts)]
+        return [*map(view.Alert, alerts), *tiles, view.Facts(facts)]
 
-    def _frames(self) -> Clips:
+    def _frames(self) -> view.Clips:
         """Return the clips of the prompt that is farthest from dense."""
         farthest = f"The prompt of seed {self.seed} is farthest from dense. "
         if not self.sides:
             missing = "They are there as soon as a prompt is complete."
-            return Clips(self.files, beside=True, text=farthest, missing=missing)
+            return view.Clips(self.files, beside=True, text=farthest, missing=missing)
         names = {} if self.clip is None else {"A, B, and where they differ": self.clip.files[0]}
         missing = "They are there with compare -o worst.mp4."
-        return Clips(names, side_by_side=True, text=farthest, missing=missing)
+        return view.Clips(names, side_by_side=True, text=farthest, missing=missing)
 
-    def _chart(self, metric: str) -> Chart | None:
+    def _chart(self, metric: str) -> view.Chart | None:
         """Return a metric over speed; that of a suite with the floor and the bound."""
         levels: list[tuple[float, str]] = []
         if not self.sides:
-            levels = [(QUALITY[metric].bound, "asked for")]
-            floor = next((row.quality(metric) for row in self.rows if row.method == FLOOR), None)
+            levels = [(ways.QUALITY[metric].bound, "asked for")]
+            floors = (row.quality(metric) for row in self.rows if row.method == ways.FLOOR)
+            floor = next(floors, None)
             means = [q.mean for row in self.drawn if (q := row.quality(metric)) is not None]
             if floor is not None and means and floor.mean - max(means) <= FAR_DB:
                 levels.append((floor.mean, "floor"))
-        return quality_chart(self.drawn, metric, levels=levels)
+        return ways.quality_chart(self.drawn, metric, levels=levels)
 
 
 class FilesComparison(Result, ClipQuality):
@@ -260,18 +231,20 @@ class FilesComparison(Result, ClipQuality):
             f"{side}: {name_of(file)}": [{"flicker": curves.get(name, ())}]
             for side, file, name in (("A", self.a, "flicker_dense"), ("B", self.b, "flicker"))
         }
-        charts = [curves_chart(name, {"B against A": [curves]}) for name in QUALITY]
-        tiles = [Tile(decibels(self.psnr_db), "PSNR of B against A")]
+        charts = [ways.curves_chart(name, {"B against A": [curves]}) for name in ways.QUALITY]
+        tiles = [view.Tile(decibels(self.psnr_db), "PSNR of B against A")]
         for name in ("ssim", "lpips"):
             if (value := getattr(self, name)) is not None:
-                tiles.append(Tile(QUALITY[name].text(value), QUALITY[name].title))
+                tiles.append(view.Tile(ways.QUALITY[name].text(value), ways.QUALITY[name].title))
         return [
             Section("", tiles, where="page"),
             Section("B against A", [self._table(), self._facts()]),
-            Section("Frames", [Clips({"A": self.a, "B": self.b}, reference="A")], where="page"),
+            Section(
+                "Frames", [view.Clips({"A": self.a, "B": self.b}, reference="A")], where="page"
+            ),
             Section(
                 "Frame by frame",
-                [*charts, curves_chart("flicker", flicker), self._frames()],
+                [*charts, ways.curves_chart("flicker", flicker), self._frames()],
                 "How close each frame of B is to that of A. Flicker is how much a frame differs "
                 "from the mean of its neighbours. A gap in a curve of PSNR is a frame that is the "
                 "same.",
@@ -280,9 +253,9 @@ class FilesComparison(Result, ClipQuality):
             ),
         ]
 
-    def _table(self) -> Table:
+    def _table(self) -> view.Table:
         rows = []
-        for name, metric in QUALITY.items():
+        for name, metric in ways.QUALITY.items():
             whole = math.inf if name == "psnr_db" and self.identical else getattr(self, name)
             if whole is not None:
                 values = [math.inf if x is None else x for x in self.per_frame.get(name, ())]
@@ -292,18 +265,18 @@ class FilesComparison(Result, ClipQuality):
                 rows.append([metric.name, *texts, place])
             elif name == "ssim":
                 rows.append([metric.name, "frames are too small", "", ""])
-        return Table(["", "overall", "worst", "in frame"], rows)
+        return view.Table(["", "overall", "worst", "in frame"], rows)
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> view.Facts:
         same = "none: the same pixels in every frame"
         largest = same if self.identical else f"{self.largest_difference} of 255"
         compared = f"{counted(self.frames, 'frame')} of {self.width}x{self.height} pixels"
         flicker = ""
         if self.flicker is not None and self.flicker_change is not None:
-            change, b = (EIGHT_BITS * x for x in (self.flicker_change, self.flicker))
+            change, b = (ways.EIGHT_BITS * x for x in (self.flicker_change, self.flicker))
             flicker = f"A {b - change:.3f}, B {b:.3f} of 255 ({round(change, 3) + 0.0:+.3f})"
         lossy = "part of the difference may be the encoder's; PNG files are exact"
-        return Facts(
+        return view.Facts(
             [
                 ("largest difference", largest),
                 ("flicker", flicker),
@@ -314,16 +287,15 @@ class FilesComparison(Result, ClipQuality):
             ]
         )
 
-    def _frames(self) -> Table:
+    def _frames(self) -> view.Table:
         metrics = {
-            **QUALITY,
-            "flicker": Metric("flicker of B, of 255", ".4g", EIGHT_BITS),
-            "flicker_dense": Metric("flicker of A, of 255", ".4g", EIGHT_BITS),
+            **ways.QUALITY,
+            "flicker": ways.Metric("flicker of B, of 255", ".4g", ways.EIGHT_BITS),
+            "flicker_dense": ways.Metric("flicker of A, of 255", ".4g", ways.EIGHT_BITS),
         }
-        columns = {
-            metric.title: ["" if x is None else metric.text(x) for x in self.per_frame[name]]
-            for name, metric in metrics.items()
-            if self.per_frame.get(name)
-        }
+        columns: dict[str, list[str]] = {}
+        for name, metric in metrics.items():
+            if values := self.per_frame.get(name):
+                columns[metric.title] = ["" if x is None else metric.text(x) for x in values]
         rows = [[str(n), *line] for n, line in enumerate(zip(*columns.values(), strict=False))]
-        return Table(["frame", *columns], rows, folded="All frames as a table")
+        return view.Table(["frame", *columns], rows, folded="All frames as a table")

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
 import torch
 
-from chipsparse.cache.memory_plan import (
-    BudgetError,
-    MemoryDemand,
-    MemoryPlan,
-    available,
-    bytes_by_kind,
-    declared,
-    plan_memory,
-    working_bytes,
-)
+from chipsparse.cache import memory_plan
 from chipsparse.cache.tensors import kind_bytes, with_caches
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.explain.record import (
-    Explanation,
-    Memory,
-    PartLayers,
-    Quality,
-    RankForecast,
-    Shared,
-)
+from chipsparse.cli.explain import record
 from chipsparse.cli.model.description import ModelDescription, choose_device
 from chipsparse.cli.model.weights import count_weights
 from chipsparse.cli.options import GenerationOptions
@@ -41,23 +26,15 @@ from chipsparse.cli.request import Request, place_on, resolve
 from chipsparse.cli.settings import patch_sizes
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import PARTS, Part
+from chipsparse.cost_model import layer_times
 from chipsparse.cost_model.exchanges import Sharing
-from chipsparse.cost_model.layer_times import (
-    PartSeconds,
-    Rates,
-    captures,
-    kept_columns,
-    known_rates,
-    part_times,
-    slower_parts,
-)
 from chipsparse.cost_model.run_times import RunEstimate, estimate_run
 from chipsparse.experiments.clips import planned_share
 from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
-from chipsparse.plan import Action, SparsityPlan
+from chipsparse.plan import Action
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.published import published_psnr
 
@@ -72,22 +49,22 @@ class Forecast:
 
     planned: PlannedGeneration  # with the layout of that process
     working: int  # bytes of a transformer call besides weights and caches
-    memory: MemoryPlan
+    memory: memory_plan.MemoryPlan
     # Of a step, of what the config has sparse; empty where not known.
-    times: Mapping[tuple[int, Part], PartSeconds]
+    times: Mapping[tuple[int, Part], layer_times.PartSeconds]
     dense: Mapping[Part, dict[int, str]]  # layers of each part that never run sparse, and why
     estimate: RunEstimate | None  # None where times are not known
     why_untimed: str | None
     sharing: Sharing | None  # None for one process
 
-    def quality(self, model: ModelDescription) -> Quality:
+    def quality(self, model: ModelDescription) -> record.Quality:
         """Return the steps, the work, the caches, the speed-up, and what is published for it."""
         plan, memory, estimate = self.planned.plan, self.memory, self.estimate
         speedup = None if estimate is None else estimate.speedup_run
         published = None
         if speedup is not None:
             published = published_psnr(model.transformer_class, speedup, experts=model.experts)
-        return Quality(
+        return record.Quality(
             counts=Counter(action.value for action in plan.actions()),
             work=planned_share(plan, self.dense),
             cache_bytes=memory.device_bytes + memory.host_bytes,
@@ -102,8 +79,8 @@ class Forecaster:
     def __init__(self, request: Request, weights: int) -> None:
         self.request, self.weights = request, weights
         # The first decide what runs dense, and times are estimated from the second ones.
-        self.known: Rates | None = None
-        self.rates: Rates | None = None
+        self.known: layer_times.Rates | None = None
+        self.rates: layer_times.Rates | None = None
         self.why_untimed: str | None = None
         device, dtype = request.device, request.dtype
         if device.type != "cuda":
@@ -111,7 +88,9 @@ class Forecaster:
         elif dtype is torch.float32:
             self.why_untimed = f"{UNTIMED}: the known rates are those of 16-bit types"
         else:
-            self.known = known_rates(device, dtype) if request.here else Rates()
+            self.known = (
+                layer_times.known_rates(device, dtype) if request.here else layer_times.Rates()
+            )
             self.rates = self.known or measure_rates(device)
 
     def look_ahead(self, profile: Profile, parallel: Parallel | None) -> Forecast:
@@ -126,30 +105,30 @@ class Forecaster:
             planned = replace(planned, plan=replace(planned.plan, layout=layout))
         plan, layers = planned.plan, range(planned.plan.layout.layers)
         calls = planned.branches if sharing is None else sharing.calls
-        captured = on_gpu and sharing is None and captures(plan, dtype, rates)
+        captured = on_gpu and sharing is None and layer_times.captures(plan, dtype, rates)
         never = {(layer, part) for part in planned.never for layer in layers}
         form = fp8_weights(request.model)
         fp8 = {} if form is None else dict.fromkeys(layers, form)
-        working = working_bytes(
+        working = memory_plan.working_bytes(
             plan, dtype=dtype, captured=calls if captured else 0, fp8_mlps=fp8.keys()
         )
-        times: dict[tuple[int, Part], PartSeconds] = {}
+        times: dict[tuple[int, Part], layer_times.PartSeconds] = {}
         slower: dict[tuple[int, Part], str] = {}
         if rates is not None:
-            times = part_times(
+            times = layer_times.part_times(
                 plan, rates=rates, dtype=dtype, captured=captured, dense=never, fp8_mlps=fp8
             )
-            slower = slower_parts(times, rates)
+            slower = layer_times.slower_parts(times, rates)
         budgets = plan.config.memory
+        used: dict[str, Any] = {"working": working, "pending": self.weights}
+        capacity = memory_plan.declared(budgets, **used)
         if request.here:
-            capacity = available(budgets, request.device, working=working, pending=self.weights)
-        else:
-            capacity = declared(budgets, working=working, pending=self.weights)
+            capacity = memory_plan.available(budgets, request.device, **used)
         if parallel is not None:  # the processes of a machine share its memory
             on_device = capacity.device if on_gpu else capacity.device // parallel.ranks
             capacity = replace(capacity, device=on_device, host=capacity.host // parallel.ranks)
-        demand = MemoryDemand(dtype, calls, dense=frozenset(never | slower.keys()))
-        memory = plan_memory(plan, capacity, demand)
+        demand = memory_plan.MemoryDemand(dtype, calls, dense=frozenset(never | slower.keys()))
+        memory = memory_plan.plan_memory(plan, capacity, demand)
         reasons = {
             **memory.placement.dense,
             **slower,
@@ -190,7 +169,7 @@ def _sharing(request: Request, planned: PlannedGeneration, parallel: Parallel) -
     return Sharing(planned.plan, parallel, planned.branches, request.dtype, channels)
 
 
-def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation:
+def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Explanation:
     """Return what a generation would do; raise `UserError`. No weight is read."""
     if options.device == "auto":  # a GPU, even where there is none
         device, here = torch.device("cuda"), torch.cuda.is_available()
@@ -209,7 +188,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
     _check_memory(forecast, weight_bytes)
     planned, plan, memory = forecast.planned, forecast.planned.plan, forecast.memory
     layout, on_host = plan.layout, 0 if device.type == "cuda" else memory.host_bytes
-    return Explanation(
+    return record.Explanation(
         model=model.location,
         pipeline_class=model.pipeline_class.__name__,
         transformer_class=model.transformer_class,
@@ -231,7 +210,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
         counts=Counter(action.value for action in plan.actions()),
         full_steps=plan.schedule.full_steps,
         weights=weights,
-        memory=Memory(
+        memory=record.Memory(
             weights=weight_bytes,
             working=forecast.working,
             caches_wanted=memory.wanted,
@@ -240,7 +219,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
             ram=plan.config.memory.ram,
             precision="fp8" if memory.in_fp8 else "full",
         ),
-        caches=bytes_by_kind(memory, layout),
+        caches=memory_plan.bytes_by_kind(memory, layout),
         estimate=forecast.estimate,
         shared=None
         if parallel is None
@@ -253,7 +232,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> Explanation
     )
 
 
-def _layers(forecast: Forecast) -> list[PartLayers]:
+def _layers(forecast: Forecast) -> list[record.PartLayers]:
     """Return both parts of the layers, by the model's name for them."""
     plan, layout, first = forecast.planned.plan, forecast.planned.plan.layout, 0
     whole = replace(layout, share=None)  # of all processes together
@@ -262,25 +241,20 @@ def _layers(forecast: Forecast) -> list[PartLayers]:
         layers = range(first, first + kind.layers)
         first += kind.layers
         for part in PARTS:
+            keep: Callable[[int], int] = plan.mlp_keep_count
+            rows, total = whole.mlp_tokens(layers[0]), kind.intermediate_size
             if part == "attention":
-                rows, total, keep = (
-                    len(layout.query_rows),
-                    layout.tokens,
-                    partial(kept_columns, plan),
-                )
-            else:
-                rows, total = whole.mlp_tokens(layers[0]), kind.intermediate_size
-                keep = partial(SparsityPlan.mlp_keep_count, plan)
+                keep = partial(layer_times.kept_columns, plan)
+                rows, total = len(layout.query_rows), layout.tokens
             kept: dict[int, list[int]] = {}
             for layer in layers:
                 if not plan.is_dense() and plan.is_sparse(layer, part):
                     kept.setdefault(keep(layer), []).append(layer)
-            times = [
-                forecast.times[layer, part] for layer in layers if (layer, part) in forecast.times
-            ]
+            known = forecast.times
+            times = [known[layer, part] for layer in layers if (layer, part) in known]
             reasons = [why for layer, why in forecast.dense[part].items() if layer in layers]
             parts.append(
-                PartLayers(
+                record.PartLayers(
                     kind=kind.name,
                     part=part,
                     sparse=kind.layers - len(reasons),
@@ -295,7 +269,7 @@ def _layers(forecast: Forecast) -> list[PartLayers]:
     return parts
 
 
-def _shared(forecast: Forecast, alone: Forecast) -> Shared:
+def _shared(forecast: Forecast, alone: Forecast) -> record.Shared:
     """Return what each process has, and how well they share it; ``alone``: of one for all."""
     sharing, memory = forecast.sharing, forecast.memory
     assert sharing is not None
@@ -308,7 +282,7 @@ def _shared(forecast: Forecast, alone: Forecast) -> Shared:
             for kind in kinds
         )
         ranks.append(
-            RankForecast(
+            record.RankForecast(
                 rank=number,
                 branch=rank.branch,
                 heads=rank.layout.own.heads,
@@ -326,7 +300,9 @@ def _shared(forecast: Forecast, alone: Forecast) -> Shared:
             if single.steps[action] > 0
         }
         run = single.run / (len(ranks) * together.run)
-    return Shared(parallel=sharing.parallel, ranks=ranks, efficiency=efficiency, efficiency_run=run)
+    return record.Shared(
+        parallel=sharing.parallel, ranks=ranks, efficiency=efficiency, efficiency_run=run
+    )
 
 
 def _check_memory(forecast: Forecast, weights: int) -> None:
@@ -341,7 +317,7 @@ def _check_memory(forecast: Forecast, weights: int) -> None:
         )
     try:
         forecast.memory.check()
-    except BudgetError as error:
+    except memory_plan.BudgetError as error:
         raise UserError(f"{error} ({needed})") from error
 
 

@@ -141,21 +141,10 @@ class Explanation(Result):
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
         layers = ["layers", "sparse", "blocks", "keeps", "share", "sparse step", "dense"]
-        qualities = [
-            "quality",
-            "full",
-            "sparse",
-            "skipped",
-            "work",
-            "caches",
-            "speed-up",
-            "published",
-        ]
-        dense = [
-            ("dense", f"{part.name}, {counted(count, 'layer')}: {reason}")
-            for part in self.layers
-            for reason, count in part.dense.items()
-        ]
+        qualities = ["quality", "full", "sparse", "skipped", "work", "caches"]
+        qualities += ["speed-up", "published"]
+        whys = ((part.name, *item) for part in self.layers for item in part.dense.items())
+        dense = [("dense", f"{name}, {counted(n, 'layer')}: {why}") for name, why, n in whys]
         parts = [
             self._generation(),
             Table(layers, [part.row for part in self.layers]),

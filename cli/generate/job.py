@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import json
 import math
 import textwrap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_errors
-from chipsparse.cli.generate.record import (
-    Comparison,
-    GenerationResult,
-    LoraRecord,
-    RequestRecord,
-    Run,
-    SeriesResult,
-)
+from chipsparse.cli.generate import record
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import stack_panels
-from chipsparse.cli.media.write import generation_metadata
 from chipsparse.cli.options import GenerateOptions, Item, command_words
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
@@ -43,7 +36,6 @@ SHOWN = 80  # letters of what a text encoder does not read
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
 
 Way = Literal["dense", "sparse"]
-Kept = TypeVar("Kept", bound="KeptPipeline")
 
 
 def run(options: GenerateOptions) -> None:
@@ -52,7 +44,7 @@ def run(options: GenerateOptions) -> None:
     In a series, a clip that fails is shown and noted, and the others are made.
     """
     rank = this_rank(options)
-    results: list[GenerationResult] = []
+    results: list[record.GenerationResult] = []
     with reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)):
         try:
             with working(options, rank) as (place, display):
@@ -64,22 +56,24 @@ def run(options: GenerateOptions) -> None:
                 prompts = [item.prompt for item in options.items]
                 rank = meet(rank, place.device, called(options, request.profile, prompts=prompts))
                 display.warn(request.warnings)
-                with KeptPipeline(rank) as kept:
+                with closing(KeptPipeline(rank)) as kept:
                     kept.load(request, display)
                     kept.use(request, display)
-                    display.plan(planned(options.items, *options.ways))
+                    # Sparse clips as if they took as long as dense ones.
+                    pairs = itertools.product(options.items, options.ways)
+                    display.plan({f"{way}, {item.name}": 1.0 for item, way in pairs})
                     for item in options.items:
                         results.append(_result(kept, item))
         finally:  # what was made of a series that is broken off
             if results and rank.writes:
-                many = SeriesResult(asked=len(options.items), clips=results)
-                told = many if options.many else results[0]
-                print_result(told, as_json=options.json, verbose=options.verbose)
+                many = record.SeriesResult(asked=len(options.items), clips=results)
+                result = many if options.many else results[0]
+                print_result(result, as_json=options.json, verbose=options.verbose)
         if any(result.error is not None for result in results):
             raise typer.Exit(EXIT_FAILED)
 
 
-def _kept(results: list[GenerationResult], *, many: bool) -> str:
+def _kept(results: list[record.GenerationResult], *, many: bool) -> str:
     written = sum(result.error is None for result in results)
     if not written:
         return "nothing was written"
@@ -88,22 +82,17 @@ def _kept(results: list[GenerationResult], *, many: bool) -> str:
     return f"{written} of the series {'was' if written == 1 else 'were'} written"
 
 
-def planned(items: Sequence[Item], *ways: str) -> dict[str, float]:
-    """Return the work of these clips, for the progress; sparse ones as if they took as long."""
-    return {f"{way}, {item.name}": 1.0 for item in items for way in ways}
-
-
-def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> RequestRecord:
+def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> record.RequestRecord:
     """Return what was asked for, with ``warnings`` about this clip."""
     options = request.generate_options
-    return RequestRecord(
+    return record.RequestRecord(
         mode=options.mode,
         prompt=item.prompt,
         negative_prompt=options.negative_prompt,
         image=None if options.image is None else str(options.image),
         strength=options.strength,
         model=request.model.location,
-        loras=[LoraRecord(file=str(lora.file), scale=lora.scale) for lora in options.loras],
+        loras=[record.LoraRecord(file=str(lora.file), scale=lora.scale) for lora in options.loras],
         scheduler=None if options.scheduler is None else type(request.scheduler).__name__,
         flow_shift=options.flow_shift,
         pipeline_class=request.model.pipeline_class.__name__,
@@ -144,7 +133,7 @@ def _command(request: Request, options: GenerateOptions, item: Item) -> list[str
 
 
 class KeptPipeline:
-    """Makes clips with the pipeline of the latest request; a context manager, which restores it.
+    """Makes clips with the pipeline of the latest request; to be closed, which restores it.
 
     It stays patched as long as the settings of requests stay, so that a series takes and pins host
     memory once. Where times are compared, each side is warmed up first, and the pipeline is patched
@@ -165,27 +154,21 @@ class KeptPipeline:
         self._settings: GenerateOptions | None = None
         self._maker: Any = None  # a `ClipMaker` for these settings
 
-    def __enter__(self: Kept) -> Kept:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.forget()
-
     def load(self, request: Request, display: ProgressDisplay) -> bool:
         """Load the pipeline; return False where it is there already; raise `UserError`."""
         wanted = request.model.location, request.model.pipeline_class
         if self._loaded == wanted:
             return False
-        self.forget()
+        self.close()
         with display.stage("loading the model"):
             self.pipe = request.load()
         self._loaded = wanted
         return True
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """Let go of the pipeline and its memory; it may be broken."""
         with suppress(Exception):
-            self._close()
+            self._restore()
         self.pipe = self._loaded = None
         gc.collect()
         if torch.cuda.is_available():
@@ -196,7 +179,7 @@ class KeptPipeline:
         self.request, self.display = request, display
         settings = dataclasses.replace(request.generate_options, prompt="", seed=0, output=Path())
         if self._settings != settings:
-            self._close()
+            self._restore()
             self._maker = ClipMaker(request.load, request.pipeline_call, request.steps)
             self._maker.pipe, self._maker.plain_lines = self.pipe, self._plain_lines
             if request.generate_options.mode == "sparse":
@@ -204,20 +187,16 @@ class KeptPipeline:
             self._settings = settings
         self._maker.progress = display
 
-    def _close(self) -> None:
+    def _restore(self) -> None:
         self._settings = self._maker = self._held = None
         self._patches.close()
 
     def _patch(self) -> AbstractContextManager[GenerationReport]:
         options, profile = self.request.generate_options, self.request.profile
         assert profile is not None
-        return patched(
-            self.pipe,
-            profile,
-            strict=options.strict,
-            layer_times=options.report is not None,
-            parallel=self.rank.parallel,
-        )
+        timed, parallel = options.report is not None, self.rank.parallel
+        strict = options.strict
+        return patched(self.pipe, profile, strict=strict, layer_times=timed, parallel=parallel)
 
     def generate(self, item: Item, way: Way) -> Generation:
         """Return one generation of the pipeline as it was, or patched; warm where times compare."""
@@ -247,7 +226,7 @@ class KeptPipeline:
         return generation
 
 
-def _result(kept: KeptPipeline, item: Item) -> GenerationResult:
+def _result(kept: KeptPipeline, item: Item) -> record.GenerationResult:
     request, display = kept.request, kept.display
     warnings = prompt_warnings(kept, item)
     try:
@@ -257,7 +236,7 @@ def _result(kept: KeptPipeline, item: Item) -> GenerationResult:
             raise
         sentence = described(error)
         display.tell(f"chipsparse: error: {item.label}: {sentence}")
-        return GenerationResult(request=record_of(request, item, warnings), error=sentence)
+        return record.GenerationResult(request=record_of(request, item, warnings), error=sentence)
 
 
 def prompt_warnings(kept: KeptPipeline, item: Item) -> list[str]:
@@ -300,7 +279,7 @@ def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | N
 
 def make(
     kept: KeptPipeline, item: Item, warnings: list[str]
-) -> tuple[GenerationResult, np.ndarray]:
+) -> tuple[record.GenerationResult, np.ndarray]:
     """Generate and write one image or clip; return the result and the frames."""
     request, options = kept.request, kept.request.generate_options
     runs: dict[Way, Generation] = {}
@@ -311,12 +290,13 @@ def make(
         if kept.report is not None and kept.report.error is None:
             kept.report.fail(error)
         with suppress(Exception):  # the error matters more
-            failed = GenerationResult(request=record_of(request, item), error=described(error))
+            asked = record_of(request, item)
+            failed = record.GenerationResult(request=asked, error=described(error))
             _write_report(item.report, failed, kept.report)
         raise
     made = runs[options.ways[-1]]
     if not kept.rank.writes:
-        return GenerationResult(request=record_of(request, item, warnings)), made.frames
+        return record.GenerationResult(request=record_of(request, item, warnings)), made.frames
     # What the steps of the profile tell beforehand is in the request's warnings already.
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
@@ -326,7 +306,7 @@ def make(
         dense = runs["dense"]
         quality = compare_clips(dense.frames, made.frames)
         speedup = dense.denoising_seconds / made.denoising_seconds
-        comparison = Comparison(speedup=speedup, **quality.model_dump())
+        comparison = record.Comparison(speedup=speedup, **quality.model_dump())
         panels = [
             (run.frames, f"{way} {seconds_text(run.denoising_seconds)}")
             for way, run in runs.items()
@@ -334,17 +314,18 @@ def make(
         outputs["dense"] = media.beside(item.output, "dense"), dense.frames
         outputs["compare"] = media.beside(item.output, "compare"), stack_panels([panels])
     with kept.display.stage(f"writing {item.output}"):
-        written = media.write_media(
-            dict(outputs.values()),
-            fps=options.fps,
-            crf=options.crf,
-            metadata=generation_metadata(request, item),
-        )
+        facts = media.generation_metadata(request, item)
+        encoding: dict[str, Any] = {"fps": options.fps, "crf": options.crf, "metadata": facts}
+        written = media.write_media(dict(outputs.values()), **encoding)
     files = {kind: [str(file) for file in written[path]] for kind, (path, _) in outputs.items()}
     if item.report is not None:
         files["report"] = [str(item.report)]
-    records = {way: Run.model_validate(run) for way, run in runs.items()}
-    result = GenerationResult(
+    records = {}
+    for way, run in runs.items():
+        count, height, width, _ = run.frames.shape
+        size = {"frames": count, "height": height, "width": width}
+        records[way] = record.Run.model_validate({**vars(run), **size})
+    result = record.GenerationResult(
         request=record_of(request, item, warnings),
         files=files,
         sparse=records.get("sparse"),
@@ -357,7 +338,7 @@ def make(
 
 
 def _write_report(
-    path: Path | None, result: GenerationResult, report: GenerationReport | None
+    path: Path | None, result: record.GenerationResult, report: GenerationReport | None
 ) -> None:
     """Write the file of ``--report``, if one is asked for: the result with what each step did."""
     if path is None:

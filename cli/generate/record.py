@@ -8,18 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from pydantic import ConfigDict, field_validator
-
+from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.names import bundled_name, files_text, profile_text
-from chipsparse.cli.views.sections import (
-    Facts,
-    QualityPoint,
-    Record,
-    Result,
-    Section,
-    String,
-    Table,
-)
+from chipsparse.cli.views.sections import QualityPoint, Record, Result, Section, String
 from chipsparse.cli.views.units import counted, percent, seconds_text, shortened
 from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.common.byte_sizes import format_bytes
@@ -112,8 +103,6 @@ class RequestRecord(Record):
 class Run(Record):
     """A generation, dense or sparse, without its frames; see `experiments.clips`."""
 
-    model_config = ConfigDict(from_attributes=True)
-
     steps: Sequence[StepResult]
     denoising_seconds: Number
     total_seconds: Number
@@ -130,17 +119,11 @@ class Run(Record):
     nothing_sparse: String | None = None
     work_share: Number | None = None
 
-    @field_validator("frames", mode="before")
-    @classmethod
-    def _count(cls, frames: object) -> object:
-        return frames if isinstance(frames, int) else len(frames)  # type: ignore[arg-type]
-
     @property
     def letters(self) -> str:
         """The action of each step, of the first branch where branches differ, as a letter."""
-        return "".join(
-            "k" if step.action.startswith("skip") else step.action[0].upper() for step in self.steps
-        )
+        actions = (step.action for step in self.steps)
+        return "".join("k" if name.startswith("skip") else name[0].upper() for name in actions)
 
 
 class Comparison(Record):
@@ -213,7 +196,8 @@ class GenerationResult(Result):
         if self.sparse is not None:
             head.append(("steps", f"{self.sparse.letters}\n{LETTERS}"))
         details = [*self.details, *(internals(made) if verbose else [])]
-        return [Section("", [Facts(head), steps_table(made), Facts(details)], where="terminal")]
+        parts: list[view.Part | None] = [view.Facts(head), steps_table(made), view.Facts(details)]
+        return [Section("", parts, where="terminal")]
 
     @property
     def made_with(self) -> list[tuple[str, str]]:
@@ -279,10 +263,10 @@ class SeriesResult(Result):
         rows += [row for clip in finished[1:] for row in clip.notes]
         if verbose and finished and finished[-1].made:
             rows += internals(finished[-1].made)
-        facts = Facts([*dict.fromkeys(rows)])
-        return [Section("", [Facts(head), self._table(prompts=prompts), facts])]
+        facts = view.Facts([*dict.fromkeys(rows)])
+        return [Section("", [view.Facts(head), self._table(prompts=prompts), facts])]
 
-    def _table(self, *, prompts: bool) -> Table:
+    def _table(self, *, prompts: bool) -> view.Table:
         compared = any(clip.comparison is not None for clip in self.clips)
         columns = ["written", *(["prompt"] if prompts else []), "seed", "time"]
         columns += ["speed-up", "PSNR"] if compared else []
@@ -298,7 +282,7 @@ class SeriesResult(Result):
                 psnr = "the same" if pair.psnr_db is None else f"{pair.psnr_db:.2f} dB"
                 cells += [f"{pair.speedup:.2f}x", psnr]
             rows.append([*cells, *["-"] * (len(columns) - len(cells))])
-        return Table(columns, rows, texts=2 if prompts else 1)
+        return view.Table(columns, rows, texts=2 if prompts else 1)
 
 
 def published_text(model: str, speedup: float) -> str:
@@ -344,7 +328,7 @@ def _range(ascending: Iterable[str]) -> str:
     return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
-def steps_table(made: Run) -> Table:
+def steps_table(made: Run) -> view.Table:
     """Return the steps by action, with their mean time and computed shares."""
     by_action: dict[str, list[StepResult]] = defaultdict(list)
     for step in made.steps:
@@ -356,7 +340,7 @@ def steps_table(made: Run) -> Table:
         mlp = statistics.fmean(step.computed(step.mlp_kept) for step in steps)
         seconds = seconds_text(statistics.fmean(step.seconds for step in steps))
         rows.append([action, str(len(steps)), seconds, percent(attention), percent(mlp)])
-    return Table(["action", "steps", "mean time", "attention computed", "MLP computed"], rows)
+    return view.Table(["action", "steps", "mean time", "attention computed", "MLP computed"], rows)
 
 
 def internals(made: Run) -> list[tuple[str, str]]:

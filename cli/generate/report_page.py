@@ -11,30 +11,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chipsparse.cli.views import sections as view
+from chipsparse.cli.views import units
 from chipsparse.cli.views.budget_map import Cell, budget_map
-from chipsparse.cli.views.sections import (
-    ACTIONS,
-    INK,
-    SERIES,
-    Alert,
-    Chart,
-    Clips,
-    Code,
-    Facts,
-    Items,
-    Part,
-    Section,
-    Table,
-    Tile,
-)
-from chipsparse.cli.views.units import (
-    bytes_unit,
-    decibels,
-    percent,
-    seconds_text,
-    seconds_unit,
-    times,
-)
+from chipsparse.cli.views.sections import ACTIONS, INK, SERIES, Chart, Section
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part as LayerPart
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, mean
@@ -92,8 +72,8 @@ class Step:
         return [
             self.name,
             ", ".join(["skipped", *how]) if how else done,
-            seconds_text(self.seconds) if self.seconds else "",
-            *("" if share is None else percent(share) for share in shares),
+            units.seconds_text(self.seconds) if self.seconds else "",
+            *("" if share is None else units.percent(share) for share in shares),
             format_bytes(sum(call.bytes_to_device for call in self.calls)),
             format_bytes(sum(call.bytes_to_host for call in self.calls)),
         ]
@@ -136,14 +116,14 @@ def report_sections(result: GenerationResult) -> list[Section]:
         Section("", _head(result, report, steps, asked=asked)),
         Section(
             "Sample frames",
-            [Clips(names, reference="dense")],
+            [view.Clips(names, reference="dense")],
             "Evenly spaced frames, made smaller for this page. Their numbers stand below.",
         ),
         Section(
             "Steps",
             [
                 _time_chart(steps, total, dense_mean),
-                Table(
+                view.Table(
                     ["step", "action", "time", "attention", "MLP", "to device", "to host"],
                     [step.row for step in steps],
                     texts=2,
@@ -172,9 +152,9 @@ def report_sections(result: GenerationResult) -> list[Section]:
         Section(
             "What ran where",
             [
-                Items(report.fallbacks, "Ran dense, or denser than asked"),
-                Items(report.notes, "Worth knowing"),
-                Table(["operation", "ran on", "passed over"], backends, 3, "Backends"),
+                view.Items(report.fallbacks, "Ran dense, or denser than asked"),
+                view.Items(report.notes, "Worth knowing"),
+                view.Table(["operation", "ran on", "passed over"], backends, 3, "Backends"),
             ],
             "" if report.fallbacks else "Nothing ran dense, or denser than the profile asks.",
         ),
@@ -184,44 +164,44 @@ def report_sections(result: GenerationResult) -> list[Section]:
         sections.insert(1, Section("Quality and speed", [], missing=how))
     if result.request.command:
         text = "Files are named without their folders."
-        sections.append(Section("Run it again", [Code(result.request.command)], text))
+        sections.append(Section("Run it again", [view.Code(result.request.command)], text))
     return [replace(section, where="page") for section in sections]
 
 
 def _head(
     result: GenerationResult, report: GenerationReport, steps: Sequence[Step], *, asked: int
-) -> list[Part]:
+) -> list[view.Part]:
     request, done = result.request, sum(step.finished for step in steps)
-    parts: list[Part] = []
+    parts: list[view.Part] = []
     error = report.error or result.error
     if error is not None:
         where = f"after {done} of {asked} steps" if steps else "at its start"
-        parts.append(Alert(f"This generation failed {where}: {error}", "error"))
+        parts.append(view.Alert(f"This generation failed {where}: {error}", "error"))
     elif done < asked:
         text = f"This generation was not finished: {done} of {asked} steps were."
-        parts.append(Alert(text, "error"))
+        parts.append(view.Alert(text, "error"))
     if report.nothing_sparse and not any(text.startswith(NOTHING) for text in request.warnings):
-        parts.append(Alert(report.nothing_sparse))
-    parts += map(Alert, request.warnings)
+        parts.append(view.Alert(report.nothing_sparse))
+    parts += map(view.Alert, request.warnings)
     dense, comparison = result.dense, result.comparison
     if comparison is not None:
-        detail = "" if dense is None else f"dense {seconds_text(dense.denoising_seconds)}"
-        parts.append(Tile(times(comparison.speedup), "as fast as dense", detail))
+        detail = "" if dense is None else f"dense {units.seconds_text(dense.denoising_seconds)}"
+        parts.append(view.Tile(units.times(comparison.speedup), "as fast as dense", detail))
         ssim = "" if comparison.ssim is None else f"SSIM {comparison.ssim:.4f}"
-        parts.append(Tile(decibels(comparison.psnr_db), "PSNR against dense", ssim))
+        parts.append(view.Tile(units.decibels(comparison.psnr_db), "PSNR against dense", ssim))
     seconds = sum(step.seconds for step in steps)
     if result.sparse is not None:
         seconds = result.sparse.denoising_seconds
     if seconds:
-        parts.append(Tile(seconds_text(seconds), "denoising"))
+        parts.append(view.Tile(units.seconds_text(seconds), "denoising"))
     counts = Counter(step.action for step in steps)
     actions = ", ".join(f"{counts[name]} {name}" for name in ACTIONS if counts[name])
     number = str(done) if done == asked else f"{done} of {asked}"
-    parts.append(Tile(number, "step" if asked == 1 else "steps", actions))
+    parts.append(view.Tile(number, "step" if asked == 1 else "steps", actions))
     if report.cache_bytes:
         on_host = f"{format_bytes(report.host_bytes)} of them in host memory"
         detail = on_host if report.host_bytes else ""
-        parts.append(Tile(format_bytes(report.cache_bytes), "caches at most", detail))
+        parts.append(view.Tile(format_bytes(report.cache_bytes), "caches at most", detail))
     schedules = dict.fromkeys(planned.schedule for planned in report.transformers.values())
     facts = [
         ("model", report.pipeline.location or request.model),
@@ -234,7 +214,7 @@ def _head(
         ("device", "" if report.device is None else report.device.name),
         ("versions", ", ".join(f"{n} {v}" for n, v in report.versions.items() if v)),
     ]
-    return [*parts, Facts(facts)]
+    return [*parts, view.Facts(facts)]
 
 
 def _map(steps: Sequence[Step], total: int, part: LayerPart) -> Chart | None:
@@ -259,21 +239,21 @@ def _map(steps: Sequence[Step], total: int, part: LayerPart) -> Chart | None:
 
 def _time_chart(steps: Sequence[Step], total: int, dense_mean: float | None) -> Chart:
     """Return the time of each step, with the mean of the dense run's where it is known."""
-    unit, size = seconds_unit(step.seconds for step in steps)
+    unit, size = units.seconds_unit(step.seconds for step in steps)
 
     def draw(canvas: Canvas) -> None:
         canvas.steps_axis(total, f"time, {unit}")
         for action, colour in ACTIONS.items():
             own = [step for step in steps if step.action == action]
-            marks = [
-                (s.number, s.seconds / size, f"step {s.name}, {action}: {seconds_text(s.seconds)}")
-                for s in own
-                if s.seconds
-            ]
+            marks = []
+            for step in own:
+                if step.seconds:
+                    tip = f"step {step.name}, {action}: {units.seconds_text(step.seconds)}"
+                    marks.append((step.number, step.seconds / size, tip))
             if own:
                 canvas.bars(marks, colour, action, BAR)
         if dense_mean is not None:
-            label = f"mean step of the dense run, {seconds_text(dense_mean)}"
+            label = f"mean step of the dense run, {units.seconds_text(dense_mean)}"
             canvas.axes.axhline(dense_mean / size, color=INK, linestyle="--", label=label)
 
     return Chart("time of each denoising step", draw, "Time of each step")
@@ -289,7 +269,7 @@ def _memory_chart(steps: Sequence[Step], total: int) -> Chart | None:
     sizes = [value for values in held.values() for value in values if value]
     if not sizes:
         return None
-    unit, size = bytes_unit(sizes)
+    unit, size = units.bytes_unit(sizes)
 
     def draw(canvas: Canvas) -> None:
         canvas.steps_axis(total, f"memory, {unit}")

@@ -31,9 +31,8 @@ def difference_rows(
     differences = [difference(reference[0], frames) for frames, _ in others]
     used = factor or choose_factor(differences)
     clips: list[Panel | None] = [reference, *others]
-    maps: list[Panel | None] = [
-        (heat_map(values, used), heat_map_label(used)) for values in differences
-    ]
+    label = f"difference x{used}"
+    maps: list[Panel | None] = [(heat_map(values, used), label) for values in differences]
     return ([[*clips, *maps]] if in_one_row else [clips, [None, *maps]]), used
 
 
@@ -98,8 +97,3 @@ def heat_map(differences: np.ndarray, factor: int) -> np.ndarray:
     channels = [np.interp(amplified, places, channel) for channel in zip(*COLOURS, strict=True)]
     table = np.rint(np.stack(channels, axis=-1)).astype(np.uint8)
     return table[differences]
-
-
-def heat_map_label(factor: int) -> str:
-    """Return the label above a heat-map."""
-    return f"difference x{factor}"

@@ -85,7 +85,7 @@ def _read_images(path: Path, files: list[Path]) -> Clip:
     return Clip(path, np.stack(frames), fps, files, lossy=files[0].suffix.lower() == ".gif")
 
 
-def numbered(path: Path) -> list[Path]:
+def numbered_files(path: Path) -> list[Path]:
     """Return the files that are named as the frames of a PNG, in the order of their numbers."""
     name = re.compile(re.escape(path.stem) + r"-(\d+)" + re.escape(path.suffix))
     matches = ((name.fullmatch(file.name), file) for file in path.parent.glob("*"))
@@ -94,7 +94,7 @@ def numbered(path: Path) -> list[Path]:
 
 def _numbered_frames(path: Path) -> list[Path]:
     """Return the numbered frames of one clip: of a longer one before, some may be left."""
-    files = numbered(path)
+    files = numbered_files(path)
     if not files:
         return []
     with Image.open(files[0]) as first:
@@ -133,9 +133,8 @@ def _shown(image: Image.Image) -> Image.Image:
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:
     """Return a key that sorts ``frame-2`` before ``frame-10``."""
-    return [
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)
-    ]
+    parts = re.split(r"(\d+)", path.name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
 def size_text(frame: np.ndarray) -> str:

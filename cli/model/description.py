@@ -92,11 +92,8 @@ class ModelDescription:
         if self.blocks is None:
             parameters = inspect.signature(self.pipeline_class.__call__).parameters.values()
             open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-            return {
-                parameter.name: parameter.default
-                for parameter in parameters
-                if parameter.name != "self" and parameter.kind not in open_ended
-            }
+            named = (item for item in parameters if item.kind not in open_ended)
+            return {item.name: item.default for item in named if item.name != "self"}
         inputs = {item.name: item.default for item in self.blocks.inputs if item.name is not None}
         guiders = guider_specs(self.blocks)
         return {GUIDANCE: guiders[0].config.get(GUIDANCE), **inputs} if guiders else inputs
@@ -109,9 +106,8 @@ def describe_model(location: str) -> ModelDescription:
         location = str(folder)
     index = _index(location)
     modular = "_blocks_class_name" in index
-    pipeline_class = _class(
-        index, "_class_name", "ModularPipeline" if modular else "DiffusionPipeline", location
-    )
+    base = "ModularPipeline" if modular else "DiffusionPipeline"
+    pipeline_class = _class(index, "_class_name", base, location)
     blocks = None
     if modular:
         blocks = _class(index, "_blocks_class_name", "ModularPipelineBlocks", location)()
@@ -138,11 +134,8 @@ def describe_model(location: str) -> ModelDescription:
             f"the model {location} is incomplete: {INDEX} names {absent[0]}, but there is no "
             f"folder {folder / absent[0]}"
         )
-    configs = {
-        name: _component_config(location, name, components[name])
-        for name in (transformers[0], "vae")
-        if name in components
-    }
+    read = [name for name in (transformers[0], "vae") if name in components]
+    configs = {name: _component_config(location, name, components[name]) for name in read}
     return ModelDescription(
         location=location,
         pipeline_class=pipeline_class,
@@ -186,11 +179,7 @@ def _component_config(location: str, name: str, entry: list[Any]) -> dict[str, A
 def default_arguments(component_class: type) -> dict[str, Any]:
     """Return the config that a class of diffusers has where none of its arguments is given."""
     parameters = inspect.signature(component_class.__init__).parameters.values()  # type: ignore[misc]
-    return {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.default is not NO_DEFAULT
-    }
+    return {item.name: item.default for item in parameters if item.default is not NO_DEFAULT}
 
 
 # Files.

@@ -70,11 +70,8 @@ def _row(adapter: type[ModelAdapter]) -> ModelRow:
     parts: dict[Part, str] = {"attention": adapter.sparse_attention, "mlp": adapter.sparse_mlp}
     dense = {part: f"dense: {reason}" for part, reason in adapter.masked_parts.items()}
     # Where the text stands does not depend on the size, which all models can make.
-    layout = adapter.planned_layout(
-        default_arguments(getattr(diffusers, adapter.transformer_class)),
-        latents=(4, 64, 64),
-        text_tokens=64,
-    )
+    config = default_arguments(getattr(diffusers, adapter.transformer_class))
+    layout = adapter.planned_layout(config, latents=(4, 64, 64), text_tokens=64)
     columns = "none in self-attention"
     if layout.text_tokens:
         columns = f"{'before' if layout.text_first else 'behind'} the image's"

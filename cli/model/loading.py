@@ -11,7 +11,6 @@ from safetensors import safe_open
 
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.options import is_here
 from chipsparse.cli.views.units import counted
 from chipsparse.pipelines.denoising_loop import denoising_loops
 
@@ -25,8 +24,11 @@ def load_pipeline(
 ) -> Any:
     """Return the pipeline on the device; raise `UserError` for missing or damaged weights."""
     with user_errors(Exception, what=f"the model {model.location} could not be loaded"):
-        if is_here(model.location):
-            _check_files(model)
+        for name in model.components:
+            for file in sorted((Path(model.location) / name).glob("*.safetensors")):
+                what = f"{file} is damaged (incomplete download?)"
+                with user_errors(Exception, what=what), safe_open(file, framework="numpy"):
+                    pass
         transformers = {
             name: _load_transformer(model, name, dtype)
             for name in model.components
@@ -42,17 +44,6 @@ def load_pipeline(
     if scheduler is not None:
         pipe.scheduler = scheduler
     return pipe.to(device)
-
-
-def _check_files(model: ModelDescription) -> None:
-    """Raise `UserError`, which names the file, where a download broke off."""
-    for name in model.components:
-        for file in sorted((Path(model.location) / name).glob("*.safetensors")):
-            with (
-                user_errors(Exception, what=f"{file} is damaged (incomplete download?)"),
-                safe_open(file, framework="numpy"),
-            ):
-                pass
 
 
 def _load_transformer(model: ModelDescription, name: str, dtype: torch.dtype) -> Any:
@@ -86,9 +77,8 @@ def _load_modular(model: ModelDescription, dtype: torch.dtype, transformers: dic
     pipe.load_components(dtype=dtype)  # which goes on where one could not be loaded
     missing = [name for name in model.components if getattr(pipe, name, None) is None]
     if missing:
-        raise UserError(
-            f"the {' and '.join(missing)} of the model {model.location} could not be loaded"
-        )
+        names = " and ".join(missing)
+        raise UserError(f"the {names} of the model {model.location} could not be loaded")
     for block in denoising_loops(pipe._blocks):
         block.set_progress_bar_config(disable=True)
     return pipe

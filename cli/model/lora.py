@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.errors import UserError, check_installed, user_errors
 
 SUFFIX = ".safetensors"
 
@@ -47,8 +46,7 @@ def read_lora(text: str) -> Lora:
         names = list(opened.keys())
     if not any("lora" in name.lower() for name in names):
         raise UserError(f"--lora {file} holds no LoRA: none of its tensors is named so")
-    if importlib.util.find_spec("peft") is None:
-        raise UserError("--lora needs the Python package peft: pip install 'chipsparse[lora]'")
+    check_installed("peft", "lora", "--lora needs the Python package peft")
     return Lora(file, scale)
 
 

@@ -10,25 +10,21 @@ import torch
 
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.options import GenerationOptions
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.pipelines.flow_shift import with_flow_shift
 
 FOLDER = "scheduler"  # also the component's name
 
 
-def choose_scheduler(
-    model: ModelDescription,
-    name: str | None,
-    *,
-    sparse: bool = True,
-    flow_shift: float | None = None,
-) -> Any | None:
+def choose_scheduler(model: ModelDescription, options: GenerationOptions, *, sparse: bool) -> Any:
     """Return the scheduler that replaces the model's own, with its config; None: its own stays.
 
-    The name is a class of diffusers, or how its name begins, in any letters: ``unipc`` is
-    UniPCMultistepScheduler. A sparse run needs one that calls the transformer once per step. Raises
-    `UserError` where there is none, it does not go with this, or has no flow shift.
+    The name of ``--scheduler`` is a class of diffusers, or how it begins, in any letters:
+    ``unipc`` is UniPCMultistepScheduler. A sparse run needs one that calls the transformer once per
+    step. Raises `UserError` where there is none, it does not go with this, or has no flow shift.
     """
+    name, flow_shift = options.scheduler, options.flow_shift
     if name is None and flow_shift is None and not sparse:
         return None
     own, chosen = _own(model), None

@@ -53,12 +53,9 @@ def _count(model: ModelDescription, name: str, kind: Any, dtype: torch.dtype) ->
 
 def made_from(kind: Any, config: dict[str, Any]) -> torch.nn.Module:
     """Return a component of diffusers or transformers, with the weights it begins with."""
-    made: torch.nn.Module = (
-        kind.from_config(config)
-        if hasattr(kind, "from_config")
-        else kind(kind.config_class.from_dict(config))
-    )
-    return made
+    if hasattr(kind, "from_config"):  # of diffusers
+        return kind.from_config(config)
+    return kind(kind.config_class.from_dict(config))
 
 
 def weights_digest(model: ModelDescription) -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Interval
 
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.errors import check_installed
 from chipsparse.cli.options import (
     DEFAULT_FPS,
     Fps,
@@ -35,7 +34,4 @@ class StudioOptions(GenerationOptions):
     json: bool = False
 
     def check(self) -> None:
-        if importlib.util.find_spec("gradio") is None:
-            raise UserError(
-                "the studio needs gradio, which is not installed: pip install 'chipsparse[studio]'"
-            )
+        check_installed("gradio", "studio", "the studio needs gradio")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jinja2 import StrictUndefined, Template
+from jinja2 import Template
 from PIL import Image
 from rich.console import Console
 
@@ -31,6 +31,7 @@ from chipsparse.cli.studio.preview import Preview
 from chipsparse.cli.views import units
 from chipsparse.cli.views.frames import image_uri
 from chipsparse.cli.views.names import name_of
+from chipsparse.cli.views.page import STRICT
 from chipsparse.experiments.clips import Generation
 from chipsparse.experiments.progress import StepDone
 from chipsparse.experiments.quality import compare_clips
@@ -82,9 +83,7 @@ class Live(ProgressDisplay):
     def html(self) -> str:
         """Return what the page shows: the row of steps, the preview, and the result."""
         source = Path(__file__).with_name("studio.html").read_text(encoding="utf-8")
-        template = Template(
-            source, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-        )
+        template = Template(source, **STRICT)
         preview = self.preview  # which another thread may change
         frames = () if preview is None else map(Image.fromarray, preview)
         pictures = [image_uri(frame, "png") for frame in frames]
@@ -132,7 +131,7 @@ class Studio:
 
     def close(self) -> None:
         self.stop()
-        self._worker.submit(self._kept.forget)
+        self._worker.submit(self._kept.close)
         self._worker.shutdown()
 
     def resolve(self, chosen: dict[str, Any]) -> Request:
@@ -223,11 +222,6 @@ class Studio:
         assert profile is not None
         quality = profile.quality or "profile"
         live.profile = folder / f"{model.rpartition('/')[2]}-{quality}.yaml"
-        write_profile(
-            live.profile,
-            request,
-            command="studio",
-            description=f"{model}, {quality}.",
-            config=profile.sparsity,
-        )
+        header: dict[str, Any] = {"command": "studio", "description": f"{model}, {quality}."}
+        write_profile(live.profile, request, **header, config=profile.sparsity)
         live.clips = clips

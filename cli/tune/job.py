@@ -10,14 +10,13 @@ from chipsparse.cli.plan import called_steps
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import called, meet, start_others, this_rank
-from chipsparse.cli.request import Request, range_of, resolve, working
+from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.tune.lab import TuneLab, calibrated
 from chipsparse.cli.tune.options import TuneOptions
 from chipsparse.cli.tune.record import Chosen, TunedResult, quality_text, time_text
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.config import CaptureMode, SparsityConfig
 from chipsparse.cost_model.layer_times import as_of_many
-from chipsparse.experiments.clips import ClipMaker
 from chipsparse.experiments.engine import Experiment, config_digest
 from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.samples import Sample
@@ -48,15 +47,9 @@ def run(options: TuneOptions) -> None:
         tuned = _tuned_for(options, request)
         facts = called(options, profile, prompts=[sample.prompt for sample in samples])
         rank = meet(rank, place.device, facts)
-        maker = ClipMaker(
-            request.load,
-            request.pipeline_call,
-            settings.num_inference_steps,
-            display,
-            plain_lines=1,
-        )
-        about = _about(request, profile.sparsity)
-        store = Store(options.results_file, about, kind="tuning", ranks=rank)
+        maker = request.maker(display, plain_lines=1)
+        common = _common_facts(request, profile.sparsity)
+        store = Store(options.results_file, common, kind="tuning", ranks=rank)
         lab = TuneLab(
             Experiment(
                 maker, samples, store, dense=calibrated(rank.parallel), lpips=lambda *_: lpips
@@ -78,14 +71,9 @@ def run(options: TuneOptions) -> None:
             f"the search takes at most the time of {options.budget:g} dense generations "
             f"(--budget), {len(samples)} of them dense"
         )
+        prompts = {"calibrating": places[:first], "held_out": places[first:]}
         search = Search(
-            lab,
-            profile.sparsity,
-            steps,
-            tuned.target,
-            calibrating=places[:first],
-            held_out=places[first:],
-            budget=options.budget,
+            lab, profile.sparsity, steps, tuned.target, **prompts, budget=options.budget
         )
         try:
             best = search.run()
@@ -174,13 +162,13 @@ def _tuned_for(options: TuneOptions, request: Request) -> TunedFor:
     return TunedFor(
         model=facts["model"],
         transformer_config=facts["transformer_config"],
-        **range_of(request.settings, options.flow_shift, request.device, request.dtype),
+        **request.tuned_facts,
         versions={name: facts["versions"][name] for name in ("chipsparse", "torch", "diffusers")},
         target=TunedTarget(**options.target),
     )
 
 
-def _about(request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
+def _common_facts(request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
     """Return the facts that all measurements of a results file have in common."""
     config = dataclasses.asdict(sparsity)
     # What is tuned. Memory stays: it changes no result, but what steps take.

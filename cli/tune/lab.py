@@ -15,15 +15,8 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.progress import duration
 from chipsparse.cli.tune.options import TuneOptions
 from chipsparse.config import CaptureMode, SparsityConfig
+from chipsparse.experiments import engine
 from chipsparse.experiments.clips import Generation, patched, stock, time_steps, warm_up
-from chipsparse.experiments.engine import (
-    Applied,
-    Experiment,
-    Way,
-    config_digest,
-    record_name,
-    sparse_way,
-)
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.samples import DENSE
 from chipsparse.pipelines.denoising_loop import check_scheduler
@@ -42,7 +35,7 @@ LIKELY_COST = 0.4  # of a candidate, in dense generations, until it is known
 class TuneLab:
     """Generates and measures for a `Search`; what is in the store is not measured again."""
 
-    experiment: Experiment  # its samples calibrate first; its dense way is `calibrated`
+    experiment: engine.Experiment  # its samples calibrate first; its dense way is `calibrated`
     config: SparsityConfig  # to tune
     options: TuneOptions
     uncalled_steps: int = 0  # steps of the pipeline that do not call the transformer
@@ -100,13 +93,15 @@ class TuneLab:
     def pair(self, config: SparsityConfig, prompt: int, form: str) -> Pair:
         """Return a generation against the dense one, paired by seed."""
         dense = self._clip(self.experiment.dense_way, prompt)
-        facts = {"form": form, "config": config_digest(config)}
-        way = sparse_way("candidate", config, parallel=self._parallel, facts=facts, warm=False)
+        facts = {"form": form, "config": engine.config_digest(config)}
+        way = engine.sparse_way(
+            "candidate", config, parallel=self._parallel, facts=facts, warm=False
+        )
         lpips = "" if self.options.max_lpips is None else ", with LPIPS"
         way = replace(way, cost=LIKELY_COST, key=way.key + lpips)
         made = self._clip(way, prompt)
         cost = made.total_seconds / dense.total_seconds
-        self._used[record_name(way, self.experiment.samples[prompt])] = cost
+        self._used[engine.record_name(way, self.experiment.samples[prompt])] = cost
         return Pair(
             psnr_db=SAME_DB if made.psnr_db is None else min(SAME_DB, made.psnr_db),
             ssim=made.ssim,
@@ -116,9 +111,9 @@ class TuneLab:
             actions=tuple(made.actions),
         )
 
-    def _clip(self, way: Way, prompt: int) -> ClipRecord:
+    def _clip(self, way: engine.Way, prompt: int) -> ClipRecord:
         sample = self.experiment.samples[prompt]
-        name = record_name(way, sample)
+        name = engine.record_name(way, sample)
         self._prepare(name, way.cost)
         made = self.experiment.clip(way, sample).record
         self._used.setdefault(name, way.cost)
@@ -140,13 +135,9 @@ class TuneLab:
         if name not in self._store.measured:
             first_dense = self.config.schedule.first_dense_layers
             schedule = {"actions": list(TIMED_ACTIONS), "first_dense_layers": first_dense}
-            config = with_sparse_mlp(self.config, sparse_mlp).override(
-                {
-                    "schedule": schedule,
-                    "attention.density": density,
-                    "cuda_graphs": self.cuda_graphs,
-                }
-            )
+            graphs = self.cuda_graphs
+            changes = {"schedule": schedule, "attention.density": density, "cuda_graphs": graphs}
+            config = with_sparse_mlp(self.config, sparse_mlp).override(changes)
             sample = self.experiment.samples[0]
             arguments = maker.arguments(sample.prompt)
             arguments["num_inference_steps"] = count + self.uncalled_steps
@@ -172,11 +163,11 @@ class TuneLab:
         return timed
 
 
-def calibrated(parallel: Any) -> Way:
+def calibrated(parallel: Any) -> engine.Way:
     """Return the stock model, whose records keep the trajectory and the time of a step."""
 
     @contextmanager
-    def apply(pipe: Any) -> Iterator[Applied]:
+    def apply(pipe: Any) -> Iterator[engine.Applied]:
         with stock(pipe, parallel), watched_scheduler(pipe.scheduler) as watched:
 
             def facts(made: Generation) -> dict[str, Any]:
@@ -192,6 +183,6 @@ def calibrated(parallel: Any) -> Way:
                     "trajectory": {name: x.tolist() for name, x in vars(trajectory).items()},
                 }
 
-            yield Applied(facts=facts)
+            yield engine.Applied(facts=facts)
 
-    return Way(DENSE, apply, warm=False)
+    return engine.Way(DENSE, apply, warm=False)

@@ -9,20 +9,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from chipsparse.cli.compare.rows import QUALITY, Row, clips_table, numbers_table, quality_chart
+from chipsparse.cli.compare.ways import QUALITY, Row, clips_table, numbers_table, quality_chart
 from chipsparse.cli.generate.record import Settings
+from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.budget_map import Cell, budget_map
-from chipsparse.cli.views.sections import (
-    Chart,
-    Facts,
-    Part,
-    QualityPoint,
-    Record,
-    Result,
-    Section,
-    String,
-    Tile,
-)
+from chipsparse.cli.views.sections import QualityPoint, Record, Result, Section, String
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.common.bounded import Number
 from chipsparse.experiments.records import ClipRecord
@@ -67,13 +58,11 @@ class Chosen(Record):
         """Return the numbers of the steps with these actions, as a text."""
         return ", ".join(str(n) for n, action in enumerate(self.actions) if action in actions)
 
-    def chart(self) -> Chart:
+    def chart(self) -> view.Chart:
         """Return a map of the steps, all layers as one."""
         shares = {"skip": 0.0, "sparse": self.density}
-        cells = {
-            (0, step): Cell(action, shares.get(action, 1.0))
-            for step, action in enumerate(self.actions)
-        }
+        steps = enumerate(self.actions)
+        cells = {(0, step): Cell(action, shares.get(action, 1.0)) for step, action in steps}
         caption = "What each step does, all layers alike"
         return budget_map(cells, layers=1, steps=len(self.actions), caption=caption)
 
@@ -100,7 +89,7 @@ class TunedResult(Result):
             ("chosen from", f"{counted(self.configs_tried, 'config')}; verified on {prompts}"),
             ("measurements", self.results),
         ]
-        return [Section("", [Facts(rows)])]
+        return [Section("", [view.Facts(rows)])]
 
 
 class Search(Record):
@@ -190,11 +179,8 @@ class TuningResult(Result):
             missing = f"No config was seen to reach the target ({self.targets}). {AGAIN}"
             chosen = [Section("Chosen schedule", [], where="page", missing=missing)]
         held_out = {prompt for search in self.searches.values() for prompt in search.held_out}
-        prompts = {
-            clip.seed: clip.prompt + ", held out" * (clip.prompt in held_out)
-            for clip in self.clips
-            if clip.way == DENSE
-        }
+        dense = (clip for clip in self.clips if clip.way == DENSE)
+        prompts = {c.seed: c.prompt + ", held out" * (c.prompt in held_out) for c in dense}
         tables = [numbers_table(self.rows, passed=False), clips_table(self.rows, prompts)]
         return [
             Section("", self._head()),
@@ -217,16 +203,16 @@ class TuningResult(Result):
             ),
         ]
 
-    def _head(self) -> list[Part]:
-        about, tiles = self.about, list[Part]()
+    def _head(self) -> list[view.Part]:
+        about, tiles = self.about, list[view.Part]()
         newest = [*self.searches.values()][-1] if self.searches else Search(target={})
         if newest.chosen is not None:
             best = newest.chosen.measured
             took = f"median generation {seconds_text(best.seconds)}"
             worst = f"PSNR, worst of {counted(best.prompts, 'held-out prompt')}"
-            tiles.append(Tile(times(best.speedup), "as fast as dense", took))
-            tiles.append(Tile(decibels(best.psnr_db_worst), worst, f"target: {newest.text}"))
-        tiles.append(Tile(str(len(self.rows)), "configs tried"))
+            tiles.append(view.Tile(times(best.speedup), "as fast as dense", took))
+            tiles.append(view.Tile(decibels(best.psnr_db_worst), worst, f"target: {newest.text}"))
+        tiles.append(view.Tile(str(len(self.rows)), "configs tried"))
         dense = [clip.seconds for clip in self.clips if clip.way == DENSE]
         versions = {name: getattr(about, name) for name in ("chipsparse", "torch", "diffusers")}
         rows = [
@@ -237,9 +223,9 @@ class TuningResult(Result):
             ("device", ", ".join(filter(None, (about.device, about.dtype)))),
             ("versions", ", ".join(f"{name} {text}" for name, text in versions.items() if text)),
         ]
-        return [*tiles, Facts(rows)]
+        return [*tiles, view.Facts(rows)]
 
-    def _chart(self, metric: str) -> Chart | None:
+    def _chart(self, metric: str) -> view.Chart | None:
         """Return the worst of a metric over speed with its targets; SSIM and LPIPS if asked for."""
         targets, goal = [search.target for search in self.searches.values()], GOALS[metric]
         levels = dict.fromkeys(target[goal] for target in targets if goal in target)

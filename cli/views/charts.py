@@ -67,7 +67,7 @@ STYLE: dict[Any, Any] = {
 }
 LETTER = 7.5  # the usual width of a letter in pixels
 AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
-TIP = "tip: "
+TIP = "tip: "  # begins the id of what shows a text under the pointer
 SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 ElementTree.register_namespace("", SVG[1:-1])
 ElementTree.register_namespace("xlink", XLINK[1:-1])
@@ -114,7 +114,7 @@ class Canvas:
         style: dict[str, Any] = {"color": colour, "markersize": 2 * radius, "alpha": alpha}
         for x, y, tip in marks:
             (dot,) = self.axes.plot(x, y, marker, label=label, **style)
-            _set_tip(dot, tip)
+            dot.set_gid(TIP + tip)
             label = None
 
     def bars(self, marks: Iterable[Mark], colour: str, label: str, width: float) -> None:
@@ -122,11 +122,11 @@ class Canvas:
         self.key(colour, label)
         for place, height, tip in marks:
             (bar,) = self.axes.bar(place, height, width, color=colour)
-            _set_tip(bar, tip)
+            bar.set_gid(TIP + tip)
 
     def box(self, x: float, y: float, width: float, height: float, colour: str, tip: str) -> None:
         box = Rectangle((x, y), width, height, facecolor=colour, edgecolor=BACK)
-        _set_tip(self.axes.add_patch(box), tip)
+        self.axes.add_patch(box).set_gid(TIP + tip)
 
     def key(self, colour: str, label: str) -> None:
         """Have the legend say what boxes of a colour are."""
@@ -198,9 +198,8 @@ def _draw(chart: Chart, width: int, prefix: str) -> tuple[Markup, list[Key]]:
         size = width / POINTS, chart.height / POINTS
         figure = Figure(size, dpi=POINTS, facecolor="none")
         across, up = width - LEFT - RIGHT, chart.height - TOP - BOTTOM
-        axes = figure.add_axes(
-            (LEFT / width, BOTTOM / chart.height, across / width, up / chart.height)
-        )
+        low, height = BOTTOM / chart.height, up / chart.height
+        axes = figure.add_axes((LEFT / width, low, across / width, height))
         chart.draw(Canvas(axes))
         # The label stands above the axis, where it takes no width.
         figure.text(4 / width, 1 - 14 / chart.height, axes.get_ylabel())
@@ -212,11 +211,6 @@ def _draw(chart: Chart, width: int, prefix: str) -> tuple[Markup, list[Key]]:
     handles = zip(*axes.get_legend_handles_labels(), strict=True)
     keys = dict.fromkeys(_key(handle, str(label)) for handle, label in handles)
     return Markup(_inline(text.getvalue(), prefix)), [*keys]
-
-
-def _set_tip(artist: Artist, tip: str) -> None:
-    """Have an artist say this when the pointer rests on it."""
-    artist.set_gid(TIP + tip)
 
 
 def _inline(text: str, prefix: str) -> str:
@@ -243,11 +237,6 @@ def _inline(text: str, prefix: str) -> str:
         for key in (f"{XLINK}href", "clip-path"):
             if key in element.attrib:
                 element.set(key, element.attrib[key].replace("#", f"#{prefix}", 1))
-        if element.get("transform", "").startswith("rotate(-0 "):
-            del element.attrib["transform"]
-        if not (element.text or "").strip():
-            element.text = None
-        element.tail = None
     return ElementTree.tostring(root, encoding="unicode")
 
 

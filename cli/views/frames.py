@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.media.panels import choose_factor, difference, heat_map, heat_map_label
-from chipsparse.cli.media.read import numbered, read_clip
+from chipsparse.cli.media.panels import choose_factor, difference, heat_map
+from chipsparse.cli.media.read import numbered_files, read_clip
 from chipsparse.cli.views.sections import Clips
 
 # Frames of a file and their largest side in pixels: of one clip, and of clips side by side.
@@ -80,7 +80,7 @@ def named_samples(source: Path, clips: Clips) -> list[Sample] | str:
             differences = difference(reference.frames, other.frames)
             factor = choose_factor([differences])
             white = f"black is none, white {-(-255 // factor)} of 255 or more"
-            label = f"{heat_map_label(factor)}: {white}"
+            label = f"difference x{factor}: {white}"
             shown.append(Sample(label, heat_map(differences, factor), other.numbers))
     return shown
 
@@ -106,12 +106,12 @@ def image_uri(image: Image.Image, form: str, **options: Any) -> str:
 def find(source: Path, name: str) -> Path | None:
     """Return the file that another one names: from the current folder, or beside that one."""
     for path in (Path(name), source.parent / name, source.parent / Path(name).name):
-        if path.exists() or numbered(path):
+        if path.exists() or numbered_files(path):
             return path
     return None
 
 
 def newest(path: Path) -> float:
     """Return when a file, or the last of its numbered ones, was written."""
-    files = [path] if path.exists() else numbered(path)
+    files = [path] if path.exists() else numbered_files(path)
     return max(file.stat().st_mtime for file in files)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,25 +12,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import chipsparse
-from chipsparse.cli.errors import UserError
+from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.frames import Sample, named_samples
 from chipsparse.cli.views.names import command_text, without_folders
-from chipsparse.cli.views.sections import (
-    FIRST,
-    SECOND,
-    Chart,
-    Clips,
-    QualityPoint,
-    Result,
-    Section,
-    Table,
-)
+from chipsparse.cli.views.sections import FIRST, SECOND, QualityPoint, Result, Section
 from chipsparse.cli.views.units import decibels, shortened, times
 
 if TYPE_CHECKING:
     from chipsparse.cli.views.charts import Canvas
 
 TEMPLATES = Path(__file__).with_name("templates")
+# For Jinja: texts are escaped, and a name that is not there is an error.
+STRICT: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
+STRICT |= {"trim_blocks": True, "lstrip_blocks": True}
 LONGEST_TITLE = 80
 SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"
 
@@ -43,25 +36,6 @@ class Frames:
     samples: Sequence[Sample]
 
 
-@dataclass(frozen=True)
-class Article:
-    """A result as the template takes it; ``missing`` has titles and what would fill them."""
-
-    kind: str
-    name: str
-    title: str
-    sections: Sequence[Section]
-    missing: Sequence[tuple[str, str]]
-
-
-def check_charts() -> None:
-    """Raise `UserError` where the library that draws charts is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UserError(
-            "the page needs matplotlib, which is not installed: pip install 'chipsparse[report]'"
-        )
-
-
 def page(
     results: Sequence[tuple[Path, Result]], *, samples: Sequence[Sample] = (), images: str = "data:"
 ) -> str:
@@ -70,12 +44,10 @@ def page(
     ``samples`` are shown with the first result in place of those that it names. ``images`` says
     where the browser may load pictures from.
     """
-    articles = [
-        _article(file, result, samples if number == 0 else ())
-        for number, (file, result) in enumerate(results)
-    ]
+    numbered = enumerate(results)
+    articles = [_article(*pair, samples if n == 0 else ()) for n, pair in numbered]
     points = [result.points(file.stem) for file, result in results]
-    title = shortened(articles[0].title, LONGEST_TITLE) if len(articles) == 1 else ""
+    title = shortened(articles[0]["title"], LONGEST_TITLE) if len(articles) == 1 else ""
     return (
         _environment()
         .get_template("page.html")
@@ -90,8 +62,8 @@ def page(
     )
 
 
-def _article(file: Path, result: Result, samples: Sequence[Sample]) -> Article:
-    """Return the sections that have something to show, with the frames that they name."""
+def _article(file: Path, result: Result, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return a result for the template: what it shows, and titles with what would fill them."""
     shown: list[Section] = []
     missing: list[tuple[str, str]] = []
     for section in result.sections():
@@ -100,7 +72,7 @@ def _article(file: Path, result: Result, samples: Sequence[Sample]) -> Article:
         parts: list[Any] = []
         text, lacking = section.text, section.missing
         for part in section.parts:
-            if isinstance(part, Clips):
+            if isinstance(part, view.Clips):
                 frames = list(samples) or named_samples(file, part)
                 if isinstance(frames, str):
                     lacking = frames
@@ -113,7 +85,8 @@ def _article(file: Path, result: Result, samples: Sequence[Sample]) -> Article:
             shown.append(replace(section, parts=parts, text=text))
         elif lacking:
             missing.append((section.title, lacking))
-    return Article(result.kind, file.name, result.title, shown, missing)
+    facts = {"kind": result.kind, "name": file.name, "title": result.title}
+    return {**facts, "sections": shown, "missing": missing}
 
 
 def overview_section(points: Sequence[Sequence[QualityPoint]]) -> Section:
@@ -148,8 +121,8 @@ def overview_section(points: Sequence[Sequence[QualityPoint]]) -> Section:
     return Section(
         "All files",
         [
-            Chart("quality over speed", draw, "Quality over speed", 340),
-            Table(["number in the chart", "speed-up", "PSNR"], rows),
+            view.Chart("quality over speed", draw, "Quality over speed", 340),
+            view.Table(["number in the chart", "speed-up", "PSNR"], rows),
         ],
         "Every result of these files, by the number of its file, against its own dense run. Files "
         "with other prompts, sizes or step counts are not comparable.",
@@ -173,20 +146,13 @@ def _environment() -> Environment:
         is_text = isinstance(value, str) and not isinstance(value, Markup)
         return without_folders(value) if is_text else value
 
-    def draw(chart: Chart) -> Any:
+    def draw(chart: view.Chart) -> Any:
         # Only pages with charts need the library that draws them.
         from chipsparse.cli.views.charts import draw_chart
 
         return draw_chart(chart, f"chart{next(count)}")
 
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        finalize=finalize,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), finalize=finalize, **STRICT)
     environment.filters["command"] = command_text
     environment.tests["kind"] = lambda part, name: type(part).__name__.lower() == name
     environment.globals["draw"] = draw

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,28 +9,25 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from chipsparse.cli.errors import UserError, user_errors
+from chipsparse.cli.compare.record import Comparison, FilesComparison
+from chipsparse.cli.errors import UserError, check_installed, user_errors
+from chipsparse.cli.generate.record import GenerationResult, SeriesResult
 from chipsparse.cli.media.write import check_file, check_inputs_stay, write_text
 from chipsparse.cli.options import check_readable
 from chipsparse.cli.prompts import read_text
+from chipsparse.cli.tune.record import TuningResult
 from chipsparse.cli.views.frames import read_sample
 from chipsparse.cli.views.names import name_of
-from chipsparse.cli.views.page import check_charts, page
+from chipsparse.cli.views.page import page
 from chipsparse.cli.views.sections import Result, clean
 
-# Module and class of each kind of result; imported when a file of the kind is read.
-KINDS = {
-    "generation": ("chipsparse.cli.generate.record", "GenerationResult"),
-    "series": ("chipsparse.cli.generate.record", "SeriesResult"),
-    "comparison": ("chipsparse.cli.compare.record", "Comparison"),
-    "files": ("chipsparse.cli.compare.record", "FilesComparison"),
-    "tuning": ("chipsparse.cli.tune.record", "TuningResult"),
-}
+RESULTS = (GenerationResult, SeriesResult, Comparison, FilesComparison, TuningResult)
+KINDS: dict[str, type[Result]] = {own.model_fields["kind"].default: own for own in RESULTS}
 
 
 def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -> int:
     """Read the files and write the page, all of it or nothing; return its bytes."""
-    check_charts()
+    check_installed("matplotlib", "report", "the page needs matplotlib")
     check_file("--output", output, ".html", ".htm")
     check_inputs_stay("--output", output, [*sources, *media])
     results = [(source, read_result(source)) for source in sources]
@@ -45,7 +41,7 @@ def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -
 
 def read_result(path: Path) -> Result:
     """Return the result in a file; raise `UserError` for a damaged one, or none of chipsparse."""
-    with user_errors(ValueError, RecursionError, what=f"{path} is no JSON"):
+    with user_errors(ValueError, what=f"{path} is no JSON"):
         check_readable("the file", path)
         content: Any = json.loads(read_text(path, str(path)))
     if not isinstance(content, dict):
@@ -58,14 +54,10 @@ def read_result(path: Path) -> Result:
             f"{path} is of no kind that report knows; it reads the file of generate --report, the "
             "results file of tune, what compare --json prints and the suite.json of compare --suite"
         )
-    module, name = KINDS[kind]
-    own: type[Result] = getattr(importlib.import_module(module), name)
     try:
-        return own.model_validate(_clean(content), strict=False)
+        return KINDS[kind].model_validate(_clean(content), strict=False)
     except ValidationError as error:
         raise UserError(f"{path} is damaged: {_first_mistake(error)}") from error
-    except RecursionError as error:
-        raise UserError(f"{path} is damaged: it is nested too deeply") from error
 
 
 def _clean(value: Any) -> Any:

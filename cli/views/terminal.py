@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -34,18 +34,18 @@ def print_sections(console: Console, sections: Sequence[Section]) -> None:
                 console.print()
             console.print(Text(f" {section.title}", "bold"))
         for block in blocks:
-            spaced = block.columns[0].style != "bold" if isinstance(block, Grid) else False
-            if spaced and not blank:
+            is_table = block.show_header  # facts have no header
+            if is_table and not blank:
                 console.print()
             console.print(block, highlight=False, markup=False)
-            if spaced:
+            if is_table:
                 console.print()
-            blank = spaced
+            blank = is_table
 
 
-def _blocks(parts: Sequence[Part | None], width: int) -> list[RenderableType]:
+def _blocks(parts: Sequence[Part | None], width: int) -> list[Grid]:
     """Return what is printed; neighbouring facts share one table, so that their columns agree."""
-    blocks: list[RenderableType] = []
+    blocks: list[Grid] = []
     rows: list[tuple[str, str]] = []
 
     def close() -> None:

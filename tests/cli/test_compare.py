@@ -8,10 +8,10 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from chipsparse.cli.compare import rows
+from chipsparse.cli.compare import ways
 from chipsparse.cli.compare.options import read_config
 from chipsparse.cli.compare.record import Comparison, FilesComparison
-from chipsparse.cli.compare.rows import Row
+from chipsparse.cli.compare.ways import Row
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import GAP_PIXELS, choose_factor, difference, heat_map
 from chipsparse.cli.views.terminal import print_result
@@ -91,7 +91,7 @@ def test_intervals_are_those_of_the_prompts(compared):
         values = {side: np.array([getattr(r, name) for r in own[side]]) for side in "AB"}
         both = ((summaries[side], values[side]) for side in "AB")
         for summary, series in (*both, (content["difference"], values["B"] - values["A"])):
-            expected = interval(series, rows.METRICS[name].statistic, drawn)
+            expected = interval(series, ways.METRICS[name].statistic, drawn)
             assert summary[name] == pytest.approx(expected.model_dump())
     for dense, a in zip(own["dense"], own["A"], strict=True):
         assert a.speedup == pytest.approx(dense.seconds / a.seconds)
@@ -206,21 +206,21 @@ def test_a_row_is_the_mean_and_the_worst_of_its_clips():
 
 def test_a_clip_passes_within_the_bound_of_all_that_was_measured():
     for values in ((20.0, 0.82, 0.2), (30.0, 0.9, None), (None, 1.0, 0.0)):
-        assert rows.passes(clip(0, *values)), values
+        assert ways.passes(clip(0, *values)), values
     for values in ((19.99, 0.9, 0.1), (30.0, 0.8199, 0.1), (30.0, 0.9, 0.2001)):
-        assert not rows.passes(clip(0, *values)), values
+        assert not ways.passes(clip(0, *values)), values
 
 
 def test_numbers_for_people_and_differences_that_may_be_zero():
-    assert rows.METRICS["psnr_db"].text(34.567) == "34.57"
-    assert rows.METRICS["psnr_db"].text(None) == "the same"
-    assert rows.METRICS["ssim"].text(-0.00002, sign=True) == "-2.0e-05"
-    assert rows.METRICS["ssim"].text(0.0, sign=True) == "+0.0000"
-    assert rows.METRICS["flicker_change"].text(0.01, sign=True) == "+2.550"
+    assert ways.METRICS["psnr_db"].text(34.567) == "34.57"
+    assert ways.METRICS["psnr_db"].text(None) == "the same"
+    assert ways.METRICS["ssim"].text(-0.00002, sign=True) == "-2.0e-05"
+    assert ways.METRICS["ssim"].text(0.0, sign=True) == "+0.0000"
+    assert ways.METRICS["flicker_change"].text(0.01, sign=True) == "+2.550"
     above, around = Estimate(value=1.0, low=0.5, high=2.0), Estimate(value=0.1, low=-1.0, high=0.0)
-    said = rows.zeros_text({"psnr_db": above, "ssim": around, "seconds": around})
+    said = ways.zeros_text({"psnr_db": above, "ssim": around, "seconds": around})
     assert said == "may be zero, as the interval includes it: SSIM, seconds"
-    assert rows.zeros_text({"ssim": above}) == "no interval includes zero"
+    assert ways.zeros_text({"ssim": above}) == "no interval includes zero"
 
 
 def test_a_config_is_known_by_its_name_alone():

@@ -111,9 +111,7 @@ sparsity:
         (tiny_flux_pipeline, "true_cfg_scale", {"double": 1, "single": 3}),
     ],
 )
-def test_caches_are_as_large_as_those_of_a_real_generation(
-    explained, workdir, make, guidance, sparse
-):
+def test_caches_are_as_large_as_in_a_real_generation(explained, workdir, make, guidance, sparse):
     pipe, sizes = make(), []
     pipe.save_pretrained("model")
     text = REAL.format(type(pipe.transformer).__name__, guidance, 3.0)
@@ -276,9 +274,8 @@ def test_a_schedule_that_lists_its_full_steps(explained, explain, folder, workdi
     assert result["schedule"].startswith("13 of 50 steps in full, close at the start, 5 between")
     assert result["counts"] == {"dense": 8, "refresh": 5, "skip": 32, "sparse": 5}
     assert result["full_steps"] == [0, 1, 2, 3, 5, 7, 10, 14, 19, 26, 34, 42, 47]
-    assert "in full: 0-3, 5, 7, 10, 14, 19, 26, 34, 42, 47" in " ".join(
-        explain(*small).stdout.split()
-    )
+    printed = " ".join(explain(*small).stdout.split())
+    assert "in full: 0-3, 5, 7, 10, 14, 19, 26, 34, 42, 47" in printed
 
 
 def test_qualities_stand_side_by_side(explained, folder):
@@ -311,7 +308,7 @@ def test_a_gpu_that_is_here_is_asked_and_measured(wan, monkeypatch):
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
     monkeypatch.setattr("chipsparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
     monkeypatch.setattr(explanation, "measure_rates", lambda _: rates)
-    monkeypatch.setattr(explanation, "known_rates", lambda *_: None)
+    monkeypatch.setattr(explanation.layer_times, "known_rates", lambda *_: None)
     result = wan("--ram", "1T")
     assert result["layers"][0]["step"] is None
     assert 55 * GIB < result["memory"]["device"] <= 60 * GIB

@@ -17,6 +17,7 @@ from chipsparse.cli.model.loading import load_pipeline
 from chipsparse.cli.model.lora import Lora, read_lora
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.model.weights import weights_digest
+from chipsparse.cli.options import GenerationOptions
 from chipsparse.pipelines.registry import ADAPTERS
 from tests.cli.conftest import change_json, command, nothing_written
 
@@ -92,14 +93,14 @@ FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shi
 def unipc_model(broken_model):
     """The tiny Wan with the scheduler that the published ones have."""
     UniPCMultistepScheduler(**FLOW).save_pretrained(broken_model / "scheduler")
-    change_json(
-        broken_model / "model_index.json", scheduler=["diffusers", "UniPCMultistepScheduler"]
-    )
+    index = broken_model / "model_index.json"
+    change_json(index, scheduler=["diffusers", "UniPCMultistepScheduler"])
     return broken_model
 
 
 def choose(folder, name, *, sparse=True):
-    return choose_scheduler(describe_model(str(folder)), name, sparse=sparse)
+    options = GenerationOptions(scheduler=name)
+    return choose_scheduler(describe_model(str(folder)), options, sparse=sparse)
 
 
 def test_names_of_schedulers(unipc_model):

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import pytest
 import typer
+from pydantic import AfterValidator
 from typer.testing import CliRunner
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
     REQUIRED,
-    Check,
     GenerateOptions,
     Positive,
     PrintOptions,
@@ -35,7 +35,7 @@ class Base(PrintOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Base):
-    what: Annotated[str, Check(str.upper)] | None = argument(help="What.", metavar="WHAT")
+    what: Annotated[str, AfterValidator(str.upper)] | None = argument(help="What.", metavar="WHAT")
     output: Path = output_option("-o", help="File.", default=REQUIRED)
     late_one: bool = option(help="Late.", default=False, panel="Shape")
     colour: str = option(help="Another colour.", default="blue", panel="Shape")
@@ -122,7 +122,6 @@ MISTAKES = {
     "generate -o b.mp4 --prompts no.txt": "--prompts no.txt could not be read: No such file",
     "generate x -o b.mp4 --dense --compare": "--dense and --compare exclude each other",
     "generate x -o b.mp4 --dense --gpus 2": "several GPUs share the sparse run, which --dense",
-    f"generate x -o b.mp4 --seed {2**64 - 1} --num 2": "2 seeds from there go beyond 2^64 - 1",
     **{
         f"generate x -o a.gif --dense {words}": "is about the sparse run, which --dense leaves out"
         for words in ("--quality fast", "--report r.json", "--ram 1G")
@@ -152,12 +151,8 @@ def test_nothing_simple_imports_torch(workdir):
     cases = [(["--help"], 0), *(([name, "--help"], 0) for name in NAMES.split())]
     cases += [(line.split(), 2) for line in MISTAKES]
     before = sorted(workdir.iterdir())
-    ran = subprocess.run(
-        [sys.executable, "-c", f"CASES = {cases!r}\n{code}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = [sys.executable, "-c", f"CASES = {cases!r}\n{code}"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     for (line, sentence), said in zip(MISTAKES.items(), ran.stderr.splitlines(), strict=True):
         assert said.startswith("chipsparse: error: "), said

@@ -204,9 +204,7 @@ def commands(folder, *asked):
         ran = command(*(rank if word == "RANK" else word for word in words))
         torch.distributed.barrier()
         made = sorted(map(str, set(Path().rglob("*")) - files))
-        ends.append(
-            {"exit": ran.exit_code, "stdout": ran.stdout, "stderr": ran.stderr, "made": made}
-        )
+        ends.append({**vars(ran), "made": made})
     return ends
 
 
@@ -227,9 +225,9 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     )
     first, other = (rank.result for rank in ended)
     for ran in (first.pop(0), other.pop(0)):
-        assert (ran["exit"], ran["made"]) == (2, [])
+        assert (ran["exit_code"], ran["made"]) == (2, [])
         assert "rank 0 and rank 1 differ in seed: 0 and 1; every process" in ran["stderr"]
-    assert [ran["exit"] for ran in (*first, *other)] == [0] * 4, (first, other)
+    assert [ran["exit_code"] for ran in (*first, *other)] == [0] * 4, (first, other)
     assert [ran["stdout"] for ran in other] == [""] * 2
     compared = json.loads(first[0]["stdout"])
     # The results are those of one process, dense ones too.

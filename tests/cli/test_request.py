@@ -25,13 +25,7 @@ from chipsparse.cli.request import Place, choose_profile, resolve
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments import clips
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles.profile import (
-    GenerationDefaults,
-    Profile,
-    bundled_model,
-    default_profile,
-    load_profile,
-)
+from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import TunedFor
 from tests.chipsparse.test_plan import LAYOUT
 from tests.cli.conftest import by_hand, change_json, command, names, pictures
@@ -78,14 +72,9 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
         {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers, "tile": None}
     )
     own = settings.GenerationSettings(height=32, width=48, num_inference_steps=4)
-    write_profile(
-        workdir / "p.yaml",
-        SimpleNamespace(model=MODEL, settings=own),
-        command="tune",
-        description="",
-        config=config,
-        tuned=TunedFor(model="tiny", flow_shift=shift),
-    )
+    request, tuned = SimpleNamespace(model=MODEL, settings=own), TunedFor("tiny", flow_shift=shift)
+    facts = {"command": "tune", "description": "", "config": config, "tuned": tuned}
+    write_profile(workdir / "p.yaml", request, **facts)
     content = yaml.safe_load((workdir / "p.yaml").read_text())
     assert content["sparsity"] == {
         "attention": {"density": 0.25},
@@ -100,30 +89,22 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
         "layers": layers,
         "tile": None,
     }
-    profile = load_profile(workdir / "p.yaml")
+    profile = profiles.load_profile(workdir / "p.yaml")
     assert (profile.sparsity, profile.tuned.flow_shift) == (config, shift)
     assert names(workdir) == ["p.yaml"]
 
 
 def described(pipeline, transformer_config, vae_config, transformer_class=""):
-    return ModelDescription(
-        location="",
-        pipeline_class=getattr(diffusers, pipeline),
-        transformer_class=transformer_class,
-        transformer_config=transformer_config,
-        vae_config=vae_config,
-    )
+    kind = getattr(diffusers, pipeline)
+    return ModelDescription("", kind, transformer_class, transformer_config, vae_config)
 
 
 FLUX = described("FluxPipeline", {"patch_size": 1}, {"block_out_channels": [128, 256, 512, 512]})
-HUNYUAN = described(
-    "HunyuanVideoPipeline",
-    {"patch_size": 2, "patch_size_t": 1},
-    {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4},
-)
+EIGHT = {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4}
+HUNYUAN = described("HunyuanVideoPipeline", {"patch_size": 2, "patch_size_t": 1}, EIGHT)
 LTX = {"spatio_temporal_scaling": [True] * 3 + [False]}
 AXES = {"spatial": 32, "temporal": 8}
-NOTHING = GenerationDefaults()
+NOTHING = profiles.GenerationDefaults()
 
 
 def resolved(model, defaults=NOTHING, **options):
@@ -131,10 +112,10 @@ def resolved(model, defaults=NOTHING, **options):
 
 
 def test_option_then_profile_then_pipeline():
-    values = resolved(HUNYUAN, GenerationDefaults(height=96, width=128), height=64)
+    values = resolved(HUNYUAN, profiles.GenerationDefaults(height=96, width=128), height=64)
     assert (values.height, values.width, values.num_frames) == (64, 128, 129)
     assert values.num_inference_steps == 50
-    image = resolved(FLUX, GenerationDefaults(num_frames=9))
+    image = resolved(FLUX, profiles.GenerationDefaults(num_frames=9))
     assert "num_frames" not in image.call_arguments()
     assert image.height is None  # the pipeline decides
 
@@ -142,7 +123,7 @@ def test_option_then_profile_then_pipeline():
 def test_guidance_of_a_model_that_takes_no_scale():
     scaled = dataclasses.replace(FLUX, transformer_config={"guidance_embeds": True})
     free = dataclasses.replace(FLUX, transformer_config={"guidance_embeds": False})
-    defaults = GenerationDefaults(true_cfg_scale=4.0)
+    defaults = profiles.GenerationDefaults(true_cfg_scale=4.0)
     for model, scale, expected in [
         (scaled, None, (3.5, 4.0)),
         (scaled, 2.0, (2.0, 4.0)),
@@ -162,12 +143,12 @@ def test_guidance_of_a_model_that_takes_no_scale():
         with pytest.raises(UserError, match=said):
             resolved(model, negative_prompt="fog", **given)
     with pytest.raises(UserError, match="--negative-prompt has no effect"):
-        resolved(FLUX, GenerationDefaults(true_cfg_scale=0.0), negative_prompt="fog")
+        resolved(FLUX, profiles.GenerationDefaults(true_cfg_scale=0.0), negative_prompt="fog")
 
 
 def test_settings_of_a_profile_that_the_pipeline_does_not_have():
-    used = GenerationDefaults(height=64, true_cfg_scale=4.0)
-    profile = Profile("", "", used, SparsityConfig(), "a.yaml")
+    used = profiles.GenerationDefaults(height=64, true_cfg_scale=4.0)
+    profile = profiles.Profile("", "", used, SparsityConfig(), "a.yaml")
     assert settings.unused_defaults(FLUX, profile) == []
     more = dataclasses.replace(profile, generation=dataclasses.replace(used, num_frames=9))
     assert settings.unused_defaults(FLUX, more) == [
@@ -219,8 +200,8 @@ def test_what_configs_say_of_sizes(measure, config, expected):
     ],
 )
 def test_the_size_has_the_shape_of_the_image(shape, asked, expected):
-    image = Image.new("RGB", shape)
-    size = settings.size_like(image, asked=asked, usual=(320, 307), multiples=(16, 32))
+    options = GenerationOptions(height=asked[0], width=asked[1])
+    size = settings.size_like(Image.new("RGB", shape), options, (320, 307), (16, 32))
     assert size == expected
 
 
@@ -309,7 +290,7 @@ def test_the_fewest_steps_are_named():
     assert too_few_steps(plan(6, warmup_steps=8)).endswith("lower schedule.warmup_steps (now 8)")
     assert "the only step" in too_few_steps(plan(1, warmup_steps=2))
     for quality in ("balanced", "fast", "draft"):
-        why = too_few_steps(SparsityPlan(default_profile().qualities[quality], LAYOUT, 2))
+        why = too_few_steps(SparsityPlan(profiles.default_profile().qualities[quality], LAYOUT, 2))
         assert "all 2 steps in full, so nothing is saved; it takes --steps 3 " in why
     # What wants nothing sparse has steps enough; a pipeline may begin later.
     assert too_few_steps(plan(2, actions=["dense"])) is None
@@ -353,7 +334,7 @@ def test_the_flow_shift_reaches_the_scheduler_and_the_record(workdir):
     assert "--flow-shift" in request["command"]
     assert "Flow shift: 6.0" in Image.open("o.png").text["parameters"]
     made = pictures("o.png")
-    pipe = diffusers.WanPipeline.from_pretrained(bundled_model(), dtype=torch.float32)
+    pipe = diffusers.WanPipeline.from_pretrained(profiles.bundled_model(), dtype=torch.float32)
     call = {"width": 32, "num_frames": 1, "guidance_scale": 4.0, "max_sequence_length": 64}
     assert not np.array_equal(made, by_hand(pipe, seed=3, **call))
     pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=6.0)
@@ -374,9 +355,7 @@ FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shi
         (DDIMScheduler(), None, "DDIMScheduler has no flow shift"),
     ],
 )
-def test_the_scheduler_is_made_or_refused_before_anything_is_loaded(
-    broken_model, scheduler, asked, made
-):
+def test_the_scheduler_is_made_or_refused_before_loading(broken_model, scheduler, asked, made):
     scheduler.save_pretrained(broken_model / "scheduler")
     change_json(broken_model / INDEX, scheduler=["diffusers", type(scheduler).__name__])
     options = GenerateOptions(prompt="", output=Path("o.png"), flow_shift=6.0, scheduler=asked)

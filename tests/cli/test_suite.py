@@ -187,9 +187,7 @@ def test_a_changed_profile_makes_its_own_clips_anew(again, counted, model, tmp_p
 
 
 @pytest.mark.slow
-def test_a_row_that_cannot_run_says_why_and_is_tried_again(
-    model_folder, workdir, counted, monkeypatch
-):
+def test_a_row_that_cannot_run_says_why_and_is_retried(model_folder, workdir, counted, monkeypatch):
     """With a profile that has no qualities, which is one row."""
 
     def fails(_):

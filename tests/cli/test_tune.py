@@ -114,13 +114,8 @@ def test_the_results_file_keeps_what_was_tried_and_chosen(measured):
     timed = [value for name, value in results["measured"].items() if name.startswith("times, ")]
     for seconds in timed:  # medians of some of the steps
         assert seconds["seconds"] > seconds["refresh"] + 2 * seconds["sparse"] + seconds["skip"] > 0
-    assert results["notes"] == {
-        "min_psnr_db 25": {
-            "target": {"min_psnr_db": 25},
-            "held_out": PROMPTS[1:3],
-            "chosen": chosen,
-        }
-    }
+    note = {"target": {"min_psnr_db": 25}, "held_out": PROMPTS[1:3], "chosen": chosen}
+    assert results["notes"] == {"min_psnr_db 25": note}
     tried = [trial["facts"]["config"] for trial in trials(folder)]
     assert content["configs_tried"] == len(set(tried))
     assert set(PROMPTS[1:3]) <= {trial["prompt"] for trial in trials(folder, chosen["config"])}

@@ -113,9 +113,7 @@ def test_the_page(batch, workdir):
 
 
 @pytest.mark.parametrize("change", ["profile", "weights", "lora", "flow shift"])
-def test_all_that_decides_about_a_result_is_in_its_name(
-    batch, broken_model, workdir, monkeypatch, change
-):
+def test_all_that_decides_is_in_the_name(batch, broken_model, workdir, monkeypatch, change):
     """The profile; a byte of the first tensor, as where a LoRA was fused; a LoRA."""
     monkeypatch.setattr(Request, "load", lambda _: None)
     monkeypatch.setattr(entries.Maker, "make", lambda _, entry, __: entry.clip("made", seconds=1.0))
@@ -155,17 +153,10 @@ def test_all_that_decides_about_a_result_is_in_its_name(
              "line 4: --steps 0 must be greater than", "line 5: --crf 99 is out"],
         ),
         (f"prompt,seed\na,\nb,{2**64 - 1}\n", []),
-        (f"prompt,seed,num\na,,\nb,{2**64 - 1},2\n", ["2 seeds from there go beyond 2^64 - 1"]),
-        (  # more than can be listed
-            "prompt,num\n" + "a,501\n" * 2000,
-            ["error: prompts.csv asks for ", "one command makes at most 1000000"],
-        ),
         ("prompt,frames\na,\nb,6\n", ["line 3: --frames 6 does not fit"]),  # of the model
     ],
 )  # fmt: skip
-def test_bad_lines_are_named_before_anything_is_loaded(
-    batch, workdir, monkeypatch, content, sentences
-):
+def test_bad_lines_are_named_before_loading(batch, workdir, monkeypatch, content, sentences):
     monkeypatch.setattr(Request, "load", lambda _: (_ for _ in ()).throw(UserError("loads")))
     (workdir / "prompts.csv").write_text(content)
     error = batch().sentence()

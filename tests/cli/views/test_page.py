@@ -15,14 +15,7 @@ from rich.console import Console
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.record import GenerationResult, SeriesResult
-from chipsparse.cli.views.frames import (
-    FRAMES,
-    LARGEST_SIDE,
-    SAME_RUN_SECONDS,
-    data_uri,
-    read_sample,
-    spaced,
-)
+from chipsparse.cli.views import frames
 from chipsparse.cli.views.names import command_text, name_of
 from chipsparse.cli.views.page import best_points, overview_section, page
 from chipsparse.cli.views.report import read_result, write_report
@@ -38,11 +31,8 @@ pytestmark = pytest.mark.usefixtures("workdir")  # an empty folder for each test
 
 
 def call(step, branch, action, **more):
-    layers = [
-        {"layer": layer, "part": part, "action": action, "kept": 0.25 if action == "sparse" else 1}
-        for layer in range(3)
-        for part in ("attention", "mlp")
-    ]
+    own = {"action": action, "kept": 0.25 if action == "sparse" else 1}
+    layers = [{"layer": n, "part": p, **own} for n in range(3) for p in ("attention", "mlp")]
     return {
         "generation": 1,
         "step": step,
@@ -233,22 +223,25 @@ def test_the_best_points_are_those_that_nothing_beats():
 
 def test_long_and_large_clips_are_shown_in_small():
     for count, places in ((1, [0]), (2, [0, 1]), (6, [*range(6)]), (33, [0, 6, 13, 19, 26, 32])):
-        assert spaced(count, 6) == places
+        assert frames.spaced(count, 6) == places
     write_clip("o.gif", frames=40, size=(100, 900))
-    sample = read_sample(Path("o.gif"), "x")
-    assert len(sample.images) == FRAMES
+    sample = frames.read_sample(Path("o.gif"), "x")
+    assert len(sample.images) == frames.FRAMES
     assert sample.images[-1][0] == 39
     flat = np.full((100, 900, 3), 9, np.uint8)
-    uri = data_uri(flat, LARGEST_SIDE)
+    uri = frames.data_uri(flat, frames.LARGEST_SIDE)
     assert uri.startswith("data:image/png")  # which is smaller here
-    assert len(shown(CONTENT, samples=[sample]).all("img")) == FRAMES
+    assert len(shown(CONTENT, samples=[sample]).all("img")) == frames.FRAMES
 
 
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
         (lambda: Path("o.gif").unlink(), "o.gif, which r0.json names, is not there"),
-        (lambda: os.utime("o.gif", (2e9, 2e9 + SAME_RUN_SECONDS)), "o.gif was written after"),
+        (
+            lambda: os.utime("o.gif", (2e9, 2e9 + frames.SAME_RUN_SECONDS)),
+            "o.gif was written after",
+        ),
     ],
 )
 def test_frames_that_are_not_those_of_the_file_are_left_out(spoil, sentence):
