@@ -86,22 +86,6 @@ class PatchedTransformer(WholePatched):
 
     chipsparse_adapter: ModelAdapter
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-
-        @functools.wraps(cls.chipsparse_base.forward)  # the signature that callers look at
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            """Lets the adapter run it where it is called by itself, without PyTorch's hooks."""
-            adapter = vars(self).get(ADAPTER)
-            if adapter is None:  # as of `__call__`
-                return type(self).forward(self, *args, **kwargs)
-            own = super(cls, self).forward  # type: ignore[misc]
-            if adapter.is_calling and adapter.turn.is_inside():
-                return own(*args, **kwargs)
-            return adapter.call(adapter.with_own_hooks(own), args, kwargs)
-
-        cls.forward = forward  # type: ignore[attr-defined]
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lets the adapter run the call, outside of every hook on the model."""
         adapter = vars(self).get(ADAPTER)
@@ -287,22 +271,6 @@ class ModelAdapter(PatchedFamily):
             if self.team is not None:
                 self.team.failed(error)
             raise
-
-    def with_own_hooks(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The transformer's ``forward`` with those of its PyTorch hooks that are ours."""
-        model, numbers = self.transformer, self._patches.hook_numbers
-
-        def hooked(*args: Any, **kwargs: Any) -> Any:
-            for number, hook in model._forward_pre_hooks.items():
-                if number in numbers:
-                    args, kwargs = hook(model, args, kwargs) or (args, kwargs)
-            result = forward(*args, **kwargs)
-            for number, hook in model._forward_hooks.items():
-                changed = hook(model, args, result) if number in numbers else None
-                result = result if changed is None else changed
-            return result
-
-        return hooked
 
     def called_outside(self) -> None:
         """Says of layers that compute while the transformer is not called: they run dense."""
