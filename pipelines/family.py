@@ -70,6 +70,9 @@ class ModelFamily:
     # `patch_size`.
     token_patch: ClassVar[Grid | None] = None
     rotary_dim: ClassVar[int] = 0  # of the tokens, in the tensors that the rotary embedding returns
+    # Arguments of a call with something for each token of the grids, one tensor or several, and
+    # the dimension that the tokens are along.
+    token_arguments: ClassVar[Mapping[str, int]] = MappingProxyType({})
     # True if the grids behind the first one, as of reference images, leave before `last_name`.
     drops_last_grids: ClassVar[bool] = False
 

@@ -70,7 +70,7 @@ class PatchedFamily(ModelFamily):
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
-        if type(self).order_inputs is not PatchedFamily.order_inputs:
+        if self.token_arguments or type(self).order_inputs is not PatchedFamily.order_inputs:
             self.hook_inputs(self.order_inputs)
         if self.embedding_name:
             self.hook_output(self.embedding_name, self.order_embedded)
@@ -190,7 +190,13 @@ class PatchedFamily(ModelFamily):
         return tensor if self.split is None else self.split.own_grid(tensor, dim)
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Puts what the transformer is given for each token in order, by argument."""
+        """Puts what the transformer is given for each token in order: the `token_arguments`."""
+        for name, dim in self.token_arguments.items():
+            given = arguments.get(name)
+            if isinstance(given, torch.Tensor):
+                arguments[name] = self.ordered(given, dim)
+            elif given is not None:
+                arguments[name] = [self.ordered(tensor, dim) for tensor in given]
 
     def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Forward hook of the module that makes tokens of latents."""
@@ -199,12 +205,6 @@ class PatchedFamily(ModelFamily):
     def ordered_rotary(self, _module: Any, _args: Any, output: Any) -> Any:
         """Forward hook of a rotary embedding: what it made for the grid's tokens, `ordered`."""
         return tuple(self.ordered(part, self.rotary_dim) for part in output)
-
-    def order_residuals(self, arguments: dict[str, Any], *names: str) -> None:
-        """Orders the residuals of a ControlNet: lists of tensors ``[B, N, C]``, where given."""
-        for name in names:
-            if arguments.get(name) is not None:
-                arguments[name] = [self.ordered(residual, 1) for residual in arguments[name]]
 
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         return tensor if self.split is None else self.split.own_text(tensor, dim)

@@ -57,6 +57,7 @@ class CogVideoXAdapter(ModelAdapter):
     text_place = "first"
     embedding_name = "patch_embed"
     last_name = "norm_final"
+    token_arguments = MappingProxyType({"image_rotary_emb": 0})
 
     @classmethod
     def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
@@ -86,8 +87,3 @@ class CogVideoXAdapter(ModelAdapter):
             return output
         text = args[0].shape[1]
         return torch.cat([output[:, :text], self.ordered(output[:, text:], 1)], dim=1)
-
-    def order_inputs(self, arguments: dict[str, Any]) -> None:
-        rotary = arguments.get("image_rotary_emb")
-        if rotary is not None:
-            arguments["image_rotary_emb"] = tuple(self.ordered(part, 0) for part in rotary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.pipelines.token_grids import fitting
 
 TEXT, TEXT_MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
-CONTROL_SAMPLES = "controlnet_block_samples"
 
 
 class QwenImageAdapter(ProcessorTaggingAdapter):
@@ -41,6 +41,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     token_patch = (1, 2, 2)
     rotary_name = "pos_embed"
     last_name = "norm_out"
+    token_arguments = MappingProxyType({"hidden_states": 1, "controlnet_block_samples": 1})
 
     _length_of = cached_property(lambda _: TensorFacts(valid_length))
 
@@ -81,8 +82,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         if self._cuts_text(arguments):
             arguments[TEXT] = arguments[TEXT][:, : self._valid_length(arguments)]
             arguments[TEXT_MASK] = None
-        arguments["hidden_states"] = self.ordered(arguments["hidden_states"], 1)
-        self.order_residuals(arguments, CONTROL_SAMPLES)
+        super().order_inputs(arguments)
 
     def ordered_rotary(
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]

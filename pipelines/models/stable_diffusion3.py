@@ -14,7 +14,6 @@ from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.processors import MaskTaggedProcessor, joint_attention
 
-CONTROL_SAMPLES = "block_controlnet_hidden_states"
 CLIP_TOKENS = 77  # which stand in the sequence before those of T5
 
 
@@ -47,6 +46,7 @@ class StableDiffusion3Adapter(ModelAdapter):
     own_processors = MappingProxyType({JointAttnProcessor2_0: JointProcessor})
     embedding_name = "pos_embed"
     last_name = "norm_out"
+    token_arguments = MappingProxyType({"block_controlnet_hidden_states": 1})
 
     @classmethod
     def further_branches(cls, argument: Callable[[str], Any]) -> int:
@@ -88,6 +88,3 @@ class StableDiffusion3Adapter(ModelAdapter):
         if not config["dual_attention_layers"]:
             return super().why_not_split(config)
         return "its second attention (attn2, in dual layers) is not exchanged between them"
-
-    def order_inputs(self, arguments: dict[str, Any]) -> None:
-        self.order_residuals(arguments, CONTROL_SAMPLES)
