@@ -170,9 +170,9 @@ class ModelAdapter(PatchedFamily):
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
             for layer, module in enumerate(self.self_attentions()):
-                processor = self.dispatching_processor(module)
-                if processor is not None:
-                    self._patches.replace_attribute(module, "processor", processor)
+                mixin = self.own_processors.get(type(module.processor).__name__)
+                if mixin is not None and not isinstance(module.processor, mixin):
+                    self._patches.set_class(module.processor, mixin)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 self.hook_attention(module)
             self.feed_forward_sites = self.feed_forwards()

@@ -45,9 +45,8 @@ class ModelFamily:
     # True if the tag replaces masks that calls pass, because they let everything through; else
     # calls with a mask are left alone.
     tags_over_masks: ClassVar[bool] = False
-    # By the class of a processor that does not dispatch its attention: makes one of it that does,
-    # with an `_attention_backend`.
-    own_processors: ClassVar[Mapping[type, Callable[[Any], Any]]] = MappingProxyType({})
+    # By the class of a processor that does not dispatch tagged attention: its mixin that does.
+    own_processors: ClassVar[Mapping[str, type]] = MappingProxyType({})
     # Arguments of a call whose attention cannot run sparse, and why.
     dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType({})
 

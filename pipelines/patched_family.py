@@ -43,11 +43,6 @@ class PatchedFamily(ModelFamily):
         """The self-attention modules, in layer order, each with a ``processor``."""
         return [getattr(block, self.attention_name) for block in self.blocks()]
 
-    def dispatching_processor(self, module: Any) -> Any | None:
-        """A processor in place of a self-attention module's own, or None: see `own_processors`."""
-        make = self.own_processors.get(type(module.processor))
-        return None if make is None else make(module.processor)
-
     def feed_forwards(self) -> list[FeedForwardSite]:
         return [FeedForwardModule(block, self.mlp_name, self.mlp_parts) for block in self.blocks()]
 

@@ -7,19 +7,18 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from diffusers.models.attention_processor import CogVideoXAttnProcessor2_0
 from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.processors import MaskTaggedProcessor, dispatch, normed, split_heads
+from chipsparse.pipelines.processors import JointProcessor, dispatch, normed, split_heads
 from chipsparse.pipelines.token_grids import patch_of, patched
 
 MASKED = "the call has a mask of its own"
 
 
-class CogVideoXProcessor(MaskTaggedProcessor):
-    """Joint attention of the text and, behind it, the video; only the video's is rotated."""
+class CogVideoXProcessor(JointProcessor):
+    """Joint attention of the text and, behind it, the video, whose rows alone are rotated."""
 
     def attend(
         self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
@@ -53,7 +52,7 @@ class CogVideoXAdapter(ModelAdapter):
     guides_in_batch = True
     cuts_at_blocks = True
     attention_name = "attn1"
-    own_processors = MappingProxyType({CogVideoXAttnProcessor2_0: CogVideoXProcessor})
+    own_processors = MappingProxyType({"CogVideoXAttnProcessor2_0": CogVideoXProcessor})
     text_place = "first"
     embedding_name = "patch_embed"
     last_name = "norm_final"

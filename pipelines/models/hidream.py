@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from diffusers.models.transformers.transformer_hidream_image import HiDreamAttnProcessor, apply_rope
+from diffusers.models.transformers.transformer_hidream_image import apply_rope
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
@@ -42,7 +42,7 @@ class HiDreamProcessor(DispatchingProcessor):
         """``[B, N, C]``, or the image's and the text's."""
         if self._parallel_config is None:  # no tag
             stated = (hidden_states, hidden_states_masks, encoder_hidden_states, image_rotary_emb)
-            return self.stock(attn, *stated, *args, **kwargs)
+            return super().__call__(attn, *stated, *args, **kwargs)  # type: ignore[misc]
         assert image_rotary_emb is not None
         query, key, value = self._states(attn, hidden_states, "")
         if hidden_states_masks is not None:
@@ -97,7 +97,7 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     timestep_argument = "timesteps"
     attention_name = "attn1"
     mlp_parts = MLPParts("w3", "w2", "w1")
-    own_processors = MappingProxyType({HiDreamAttnProcessor: HiDreamProcessor})
+    own_processors = MappingProxyType({"HiDreamAttnProcessor": HiDreamProcessor})
 
     def blocks(self) -> list[Any]:
         model = self._model

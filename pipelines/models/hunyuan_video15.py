@@ -11,40 +11,17 @@ import torch
 from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.pipelines.padded_text import PaddedTextAdapter
-from chipsparse.pipelines.processors import is_tag, joint_attention
+from chipsparse.pipelines.processors import JointProcessor
 from chipsparse.pipelines.tensor_facts import TensorFacts
 
-STOCK_PROCESSOR = "HunyuanVideo15AttnProcessor2_0"
 
+class HunyuanVideo15Processor(JointProcessor):
+    """Joint attention of a processor that makes a mask of all pairs of whatever it is given."""
 
-class TagPassing:
-    """Mixin of a patched processor: passes a tag on to the dispatcher.
+    _attention_backend = None  # as in the stock processor: the one that is active in diffusers
 
-    The stock one makes a mask of all pairs of tokens from whatever mask it is given.
-    """
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        image_rotary_emb: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Video ``[B, N, C]`` and text ``[B, M, C]``, of which it returns the same."""
-        if not is_tag(attention_mask):
-            return super().__call__(  # type: ignore[misc]
-                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
-            )
-        assert encoder_hidden_states is not None
-        return joint_attention(
-            self,
-            attn,
-            hidden_states,
-            encoder_hidden_states,
-            attention_mask,
-            lambda states: apply_rotary_emb(states, image_rotary_emb, sequence_dim=1),
-        )
+    def rotated(self, states: torch.Tensor, rotary: Any) -> torch.Tensor:
+        return apply_rotary_emb(states, rotary, sequence_dim=1)
 
 
 class HunyuanVideo15Adapter(PaddedTextAdapter):
@@ -62,6 +39,7 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     sparse_mlp = "feed-forward of the video tokens"
     shares_tokens = True
     mlp_sees_text = False
+    own_processors = MappingProxyType({"HunyuanVideo15AttnProcessor2_0": HunyuanVideo15Processor})
     text_masks = MappingProxyType(
         {
             "encoder_hidden_states": "encoder_attention_mask",
@@ -76,12 +54,6 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
         """Plain pipelines of this family have a guider."""
         return getattr(getattr(pipe, "guider", None), "num_conditions", 1) > 1
-
-    def dispatching_processor(self, module: Any) -> None:
-        """None: the stock processor stays, as a `TagPassing` one; another stays as it is."""
-        processor = module.processor
-        if type(processor).__name__ == STOCK_PROCESSOR and not isinstance(processor, TagPassing):
-            self._patches.set_class(processor, TagPassing)
 
     def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
         image = arguments["image_embeds"]
