@@ -62,6 +62,7 @@ class ModelFamily:
     # Steps, tokens and their order.
     timestep_argument: ClassVar[str] = "timestep"  # of the transformer
     timestep_scale: ClassVar[int] = 1  # by which pipelines divide the scheduler's timesteps
+    timestep_rises: ClassVar[bool] = False  # over a generation, where that of others falls
     uncalled_steps: ClassVar[int] = 0  # of `num_inference_steps`, that do not call the transformer
     # Rows and columns of latents where nobody names a size; None: pipelines have a default for it.
     default_latents: ClassVar[int | None] = None

@@ -88,10 +88,13 @@ class PatchedFamily(ModelFamily):
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's own value of the timestep that the transformer is called with.
 
-        Only asked for where the scheduler does not tell its step; may wait for the device.
+        Only asked for where the scheduler does not tell its step; may wait for the device. Without
+        a schedule, one that rises is negative, so that it falls.
         """
         value = value_passed_as(timestep, schedule, lambda values: values / self.timestep_scale)
-        return largest(timestep) * self.timestep_scale if value is None else value
+        if value is not None:
+            return value
+        return largest(timestep) * (-1 if self.timestep_rises else self.timestep_scale)
 
     def row_of_loop(self) -> tuple[int | None, int | None]:
         """Step and number of steps of a loop whose steps are not the scheduler's, else None."""
@@ -183,6 +186,17 @@ class PatchedFamily(ModelFamily):
             order, _ = self.session.tile_order
             tensor = tensor.index_select(dim, order.to(tensor.device))
         return tensor if self.split is None else self.split.own_grid(tensor, dim)
+
+    def ordered_beside_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """A tensor with the grid's tokens, and text before or behind them, along a dimension."""
+        if self.session.plan is None or not self.moves_tokens:
+            return tensor
+        tokens = self.session.plan.layout.grid_tokens
+        if self.text_place == "first":
+            text, grid = tensor.tensor_split([tensor.shape[dim] - tokens], dim)
+            return torch.cat([text, self.ordered(grid, dim)], dim)
+        grid, text = tensor.tensor_split([tokens], dim)
+        return torch.cat([self.ordered(grid, dim), text], dim)
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         """Puts what the transformer is given for each token in order: the `token_arguments`."""

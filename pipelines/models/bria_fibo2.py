@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.feed_forward_forms import MLPParts
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import patch_of, patched, reorder_patches
 
 MASK, IMAGES = "encoder_attention_mask", "context_latents"
@@ -42,7 +41,7 @@ class BriaFibo2Adapter(ModelAdapter):
     drops_last_grids = True
     last_name = "final_layer"
 
-    _lengths_of = cached_property(lambda _: TensorFacts(lambda mask: mask.sum(dim=1).tolist()))
+    _lengths_of = remembered(lambda mask: mask.sum(dim=1).tolist())
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:

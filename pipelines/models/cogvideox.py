@@ -79,10 +79,5 @@ class CogVideoXAdapter(ModelAdapter):
         mask = (arguments.get("attention_kwargs") or {}).get("attention_mask")
         return None if mask is None else MASKED
 
-    def order_embedded(
-        self, _module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor
-    ) -> torch.Tensor:
-        if not self.moves_tokens:
-            return output
-        text = args[0].shape[1]
-        return torch.cat([output[:, :text], self.ordered(output[:, text:], 1)], dim=1)
+    def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return self.ordered_beside_text(output, 1)

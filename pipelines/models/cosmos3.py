@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.packed_rows import video_last
 from chipsparse.pipelines.processors import ProcessorTaggingAdapter
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.step import StepContext
 
 STREAMS = ("vision", "sound", "action")
@@ -21,6 +20,20 @@ INDICES = [f"{stream}_{kind}_indexes" for stream in STREAMS for kind in ("sequen
 FP8_STEPS = "_cosmos3_mixed_precision_runtime"  # what its pipelines leave on such a transformer
 ACTIONS_ALONE = "nothing runs sparse: all frames are given, and only actions are generated"
 OTHER_GRIDS = "run dense: they have other videos than the first ones of their steps (control)"
+
+
+def read_order(
+    video: torch.Tensor, positions: torch.Tensor, tiles: torch.Tensor | None = None
+) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """The order of a sequence with its video last; waits for the device.
+
+    The video's rows ``[V]`` are in raster order; the positions ``[N]`` or ``[3, N]`` are those of
+    all rows. For the tiles see `video_last`. Returned are the first row of the video, the row at
+    each place, and the place of each row, as int64 ``[N]``.
+    """
+    others = torch.ones(positions.shape[-1], dtype=torch.bool)
+    others[video.cpu()] = False
+    return int(video.min()), *video_last(video, video, others.nonzero()[:, 0], tiles)
 
 
 class Cosmos3Adapter(ProcessorTaggingAdapter):
@@ -48,7 +61,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     exact_text = True
     shares_keys = True
 
-    _orders = cached_property(lambda _: TensorFacts(read_order))
+    _orders = remembered(read_order)
     _began: tuple[int, tuple[Grid, ...]] = (0, ())  # a generation and its first grids
 
     @classmethod
@@ -149,17 +162,3 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
 def makes_frames(arguments: Mapping[str, Any]) -> bool:
     """Return whether the report is to say anything of a video in this call."""
     return bool(arguments["vision_mse_loss_indexes"].numel() > 0)
-
-
-def read_order(
-    video: torch.Tensor, positions: torch.Tensor, tiles: torch.Tensor | None = None
-) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """The order of a sequence with its video last; waits for the device.
-
-    The video's rows ``[V]`` are in raster order; the positions ``[N]`` or ``[3, N]`` are those of
-    all rows. For the tiles see `video_last`. Returned are the first row of the video, the row at
-    each place, and the place of each row, as int64 ``[N]``.
-    """
-    others = torch.ones(positions.shape[-1], dtype=torch.bool)
-    others[video.cpu()] = False
-    return int(video.min()), *video_last(video, video, others.nonzero()[:, 0], tiles)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +17,7 @@ from chipsparse.pipelines.feed_forward import (
     GatedParallelFeedForward,
 )
 from chipsparse.pipelines.feed_forward_forms import MLPParts
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import fitting, grids_of
 
 REFERENCES, REFERENCE_IDS = "image_cond_hidden_states", "image_cond_ids"
@@ -56,7 +55,7 @@ class FluxAdapter(DoubleAndSingleBlocks):
     )
     dense_arguments = MappingProxyType({"attention_mask": MASKED})
 
-    _grids_of = cached_property(lambda _: TensorFacts(grids_of))
+    _grids_of = remembered(grids_of)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grids of packed latents ``[B, N, C]`` at the places that ``img_ids`` names."""
@@ -163,7 +162,7 @@ class Flux3Adapter(FluxAdapter):
     mlp_parts = GATED_PARTS
     why_whole = "blocks before the joint ones see the image or the text alone, and stay as they are"
 
-    _grids_of = cached_property(lambda _: TensorFacts(lambda ids: grids_of(unscaled(ids))))
+    _grids_of = remembered(lambda ids: grids_of(unscaled(ids)))
 
     def blocks(self) -> list[Any]:
         return list(self._model.single_transformer_blocks)

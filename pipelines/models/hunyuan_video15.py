@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +11,7 @@ from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.pipelines.padded_text import PaddedTextAdapter
 from chipsparse.pipelines.processors import JointProcessor
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 
 
 class HunyuanVideo15Processor(JointProcessor):
@@ -48,7 +47,7 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
     )
 
     # True unless an embedding ``[B, N, C]`` is all zeros; waits for the device.
-    _holds_image = cached_property(lambda _: TensorFacts(lambda embeds: bool(embeds.any())))
+    _holds_image = remembered(lambda embeds: bool(embeds.any()))
 
     @classmethod
     def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:

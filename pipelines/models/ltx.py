@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.processors import ProcessorTaggingAdapter
 from chipsparse.pipelines.streams import VideoWithSound
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import fitting, grids_at
 
 MASK = "video_self_attention_mask"
@@ -40,9 +37,7 @@ class LTXAdapter(ProcessorTaggingAdapter):
     token_arguments = MappingProxyType({"hidden_states": 1})
     projections = 6  # q, k, v and out of self-attention; q and out of cross-attention
 
-    @cached_property
-    def _grids_at(self) -> TensorFacts[tuple[Grid, ...] | None]:
-        return TensorFacts(lambda coordinates: grids_at(self.places(coordinates)))
+    _grids_at = remembered(lambda coordinates: grids_at(coordinates[0]))
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grids of packed latents ``[B, N, C]`` at the places that the call names."""
@@ -62,11 +57,6 @@ class LTXAdapter(ProcessorTaggingAdapter):
         if coordinates is None:
             return ((arguments["num_frames"], arguments["height"], arguments["width"]),)
         return self._grids_at(coordinates)
-
-    @staticmethod
-    def places(coordinates: torch.Tensor) -> torch.Tensor:
-        """Time, row and column ``[3, N]`` of the tokens, from what a call names for all samples."""
-        return coordinates[0]
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         if not self.moves_tokens:
@@ -107,6 +97,9 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
     dense_arguments = MappingProxyType({MASK: "the pipeline masks the video's self-attention"})
     projections = 10  # as LTX-Video; q and out to the sound, k and v from it
 
+    # Of the coordinates ``[B, 3, N, 2]``, the beginnings of the patches.
+    _grids_at = remembered(lambda coordinates: grids_at(coordinates[0, ..., 0]))
+
     @classmethod
     def further_branches(cls, argument: Callable[[str], Any]) -> int:
         scales = {
@@ -114,11 +107,6 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
             for name in ("stg_scale", "modality_scale")
         }
         return (scales["stg_scale"] > 0) + (scales["modality_scale"] > 1)
-
-    @staticmethod
-    def places(coordinates: torch.Tensor) -> torch.Tensor:
-        """The beginnings of the patches ``[B, 3, N, 2]``."""
-        return coordinates[0, ..., 0]
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         if not self.moves_tokens:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from chipsparse.layout import Grid
 from chipsparse.pipelines.execution import Execution
 from chipsparse.pipelines.packed_rows import PackedRows, check_noise, read_rows, video_last
 from chipsparse.pipelines.streams import VideoWithSound
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 
 INDICES = ("video_indices", "audio_indices", "text_indices")
 PER_ROW = ("position_ids", "token_tags", "timestep_indices")
@@ -43,14 +42,15 @@ class MiniMaxH3Adapter(VideoWithSound):
     sparse_mlp = "feed-forward (gated) of the video rows"
     why_whole = "it finds rows of text, sound and video by their places among all rows"
     guidance_argument = None
+    timestep_rises = True
     uncalled_steps = 1  # the scheduler counts the end
     text_place = "first"  # and whatever else is no row of the generated video
     exact_text = True
     mlp_linears = 3
     output_class = "transformer_minimax_h3", "MiniMaxH3TransformerOutput"
 
-    _rows = cached_property(lambda _: TensorFacts(read_rows))
-    _orders = cached_property(lambda _: TensorFacts(video_last))  # captured steps read them there
+    _rows = remembered(read_rows)
+    _orders = remembered(video_last)  # captured steps read them there
     _checked: PackedRows | None = None
 
     @classmethod
@@ -83,12 +83,6 @@ class MiniMaxH3Adapter(VideoWithSound):
     def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:
         row = self._rows_of(arguments).video[-1]
         return arguments["timestep"][arguments["timestep_indices"][row]]
-
-    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The timestep, or its negative where no schedule has it: H3's rise where others fall."""
-        value = float(timestep)
-        known = schedule is not None and bool((torch.as_tensor(schedule) == value).any())
-        return value if known else -value
 
     def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
         return [arguments[name].shape[1:] for name in ("hidden_states", "audio_hidden_states")]

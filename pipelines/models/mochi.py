@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from chipsparse.layers.state import StepState
 from chipsparse.pipelines.bridge import LayerCall
-from chipsparse.pipelines.denoising_loop import largest, value_passed_as
 from chipsparse.pipelines.padded_text import leading_tokens
 from chipsparse.pipelines.processors import JointProcessor
 from chipsparse.pipelines.separate_lengths import SeparateLengths
@@ -46,6 +45,7 @@ class MochiAdapter(SeparateLengths):
     sparse_mlp = "feed-forward of the video tokens (gated)"
     shares_tokens = True
     cuts_at_blocks = True
+    timestep_rises = True
     attention_name = "attn1"
     mlp_sees_text = False
     mlp_linears = 3
@@ -64,11 +64,6 @@ class MochiAdapter(SeparateLengths):
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         return self._padded_length if self.lengths is None else max(self.lengths)
-
-    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's value, else the negative: Mochi's timesteps rise where others fall."""
-        value = value_passed_as(timestep, schedule)
-        return -largest(timestep) if value is None else value
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Only the stock processor knows what to do with a mask that has gaps."""

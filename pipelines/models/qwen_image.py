@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +11,20 @@ import torch
 from chipsparse.layout import Grid
 from chipsparse.pipelines.padded_text import leading_tokens
 from chipsparse.pipelines.processors import ProcessorTaggingAdapter
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import fitting
 
 TEXT, TEXT_MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
+
+
+def valid_length(mask: torch.Tensor) -> int | None:
+    """The leading text tokens that are valid in all samples of a mask ``[B, T]``, not 0 for those.
+
+    Waits for the device. None where samples have different lengths, a token between others is
+    masked, or all are.
+    """
+    lengths = leading_tokens(mask)
+    return lengths[0] or None if lengths and len(set(lengths)) == 1 else None
 
 
 class QwenImageAdapter(ProcessorTaggingAdapter):
@@ -43,7 +52,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
     last_name = "norm_out"
     token_arguments = MappingProxyType({"hidden_states": 1, "controlnet_block_samples": 1})
 
-    _length_of = cached_property(lambda _: TensorFacts(valid_length))
+    _length_of = remembered(valid_length)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         tokens = arguments["hidden_states"].shape[1]
@@ -103,13 +112,3 @@ def image_grids(shapes: Any) -> tuple[Grid, ...]:
     """
     first = shapes[0] if isinstance(shapes, list) else shapes
     return tuple(tuple(shape) for shape in (first if isinstance(first, list) else [first]))
-
-
-def valid_length(mask: torch.Tensor) -> int | None:
-    """The leading text tokens that are valid in all samples of a mask ``[B, T]``, not 0 for those.
-
-    Waits for the device. None where samples have different lengths, a token between others is
-    masked, or all are.
-    """
-    lengths = leading_tokens(mask)
-    return lengths[0] or None if lengths and len(set(lengths)) == 1 else None

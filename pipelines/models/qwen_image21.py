@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.feed_forward_forms import MLPParts
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.step import StepContext
 
 MODE, MASK = "kv_cache_mode", "encoder_hidden_states_mask"
@@ -48,7 +48,7 @@ class QwenImage21Adapter(ModelAdapter):
     rotary_name = "pos_embed"
     last_name = "norm_out"
 
-    _is_all_valid = cached_property(lambda _: TensorFacts(lambda mask: bool(mask.all())))
+    _is_all_valid = remembered(lambda mask: bool(mask.all()))
 
     @classmethod
     def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
@@ -113,15 +113,7 @@ class QwenImage21Adapter(ModelAdapter):
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         if not self.needs_mask(arguments):
             arguments[MASK] = None
-        arguments["hidden_states"] = self._last_ordered(arguments["hidden_states"], 1)
+        arguments["hidden_states"] = self.ordered_beside_text(arguments["hidden_states"], 1)
 
     def ordered_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        return self._last_ordered(output, 0)
-
-    def _last_ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """A tensor with the image's tokens, behind others, along a dimension."""
-        if self.session.tile_order is None:
-            return tensor
-        others = tensor.shape[dim] - self.session.tile_order[0].numel()
-        before, image = tensor.tensor_split([others], dim)
-        return torch.cat([before, self.ordered(image, dim)], dim)
+        return self.ordered_beside_text(output, 0)

@@ -112,7 +112,8 @@ class ZImageAdapter(SeparateLengths):
         """Patches and their places; padding stays behind them."""
         images, texts, sizes, places, *rest = stock(*args, **kwargs)
         images, places = (
-            [self._ordered_first(sample, 0) for sample in samples] for samples in (images, places)
+            [self.ordered_beside_text(sample, 0) for sample in samples]
+            for samples in (images, places)
         )
         return (images, texts, sizes, places, *rest)
 
@@ -124,19 +125,12 @@ class ZImageAdapter(SeparateLengths):
             samples = [sample.index_select(0, inverse.to(sample.device)) for sample in samples]
         return stock(samples, *args, **kwargs)
 
-    def _ordered_first(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """A tensor with the image's tokens, and others behind them, along a dimension."""
-        if self.session.tile_order is None:
-            return tensor
-        tokens = self.session.tile_order[0].numel()
-        image, others = tensor.tensor_split([tokens], dim)
-        return torch.cat([self.ordered(image, dim), others], dim)
-
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         samples = arguments.get(CONTROL_SAMPLES)
         if samples is not None:
-            ordered = {layer: self._ordered_first(sample, 1) for layer, sample in samples.items()}
-            arguments[CONTROL_SAMPLES] = ordered
+            arguments[CONTROL_SAMPLES] = {
+                layer: self.ordered_beside_text(sample, 1) for layer, sample in samples.items()
+            }
 
 
 def padded(tokens: int) -> int:
