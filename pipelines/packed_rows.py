@@ -24,21 +24,14 @@ class PackedRows:
     conditions: torch.Tensor  # [C], those of the others that are rows of other videos and images
 
 
-def read_rows(
-    position_ids: torch.Tensor,
-    video_indices: torch.Tensor,
-    audio_indices: torch.Tensor,
-    text_indices: torch.Tensor,
-) -> PackedRows:
+def read_rows(position_ids: torch.Tensor, video_indices: torch.Tensor) -> PackedRows:
     """The rows of a sequence of N; waits for the device.
 
     The position ids ``[N, 3]`` are time, row and column of each row, in any unit. The video's
     indices ``[V + C]`` name conditions first: the video that is generated is the last full grid of
-    rows that follow each other. The audio's are ``[A]``, the text's ``[T]``. Raises `ValueError`
-    where a row is named by no index or by several, or the last video rows form no grid.
+    rows that follow each other. Raises `ValueError` where the last video rows form no grid.
     """
     positions, video = position_ids.cpu(), video_indices.cpu()
-    _check_once((video, audio_indices.cpu(), text_indices.cpu()), len(positions))
     if video.numel() == 0:
         raise ValueError(
             f"the packed sequence has no video rows, so nothing can run sparse; {DISABLE}"
@@ -92,23 +85,4 @@ def check_noise(rows: PackedRows, timestep: torch.Tensor, timestep_indices: torc
             "the packed rows are in an order that is not known: the last grid of video rows, at "
             f"timestep {video:g}, is cleaner than rows before it, at {conditions:g}, which can "
             f"then be no conditions; {DISABLE}"
-        )
-
-
-def _check_once(indices: tuple[torch.Tensor, ...], count: int) -> None:
-    """That the indices name each row of the sequence once."""
-    named = torch.cat(indices)
-    outside = named[(named < 0) | (named >= count)]
-    if outside.numel():
-        raise ValueError(
-            f"video_indices, audio_indices and text_indices name row {int(outside[0])} of a packed "
-            f"sequence of {count}"
-        )
-    times = named.bincount(minlength=count)
-    wrong = (times != 1).nonzero()
-    if wrong.numel():
-        row = int(wrong[0])
-        raise ValueError(
-            "video_indices, audio_indices and text_indices must name each row of the packed "
-            f"sequence once, but name row {row} {int(times[row])} times"
         )

@@ -96,7 +96,7 @@ class MiniMaxH3Adapter(VideoWithSound):
 
     def _rows_of(self, arguments: dict[str, Any]) -> PackedRows:
         """The rows of a call; reads each sequence once, which waits for the device."""
-        rows = self._rows(*(arguments[name] for name in ("position_ids", *INDICES)))
+        rows = self._rows(arguments["position_ids"], arguments["video_indices"])
         if rows is not self._checked:
             check_noise(rows, arguments["timestep"], arguments["timestep_indices"])
             self._checked = rows

@@ -44,8 +44,8 @@ def picture(*size):
         ),
         (
             minimax_h3.tiny_h3_pipeline,
-            lambda pipe: call_of(pipe, minimax_h3.VIDEO, audio_indices=(0, 0)),
-            "but name row 0 2 times",
+            lambda pipe: call_of(pipe, minimax_h3.VIDEO, position_ids=(-1, 0.5)),
+            "order that is not known",
         ),
         (
             cosmos3.pipeline,
