@@ -22,20 +22,6 @@ ACTIONS_ALONE = "nothing runs sparse: all frames are given, and only actions are
 OTHER_GRIDS = "run dense: they have other videos than the first ones of their steps (control)"
 
 
-def read_order(
-    video: torch.Tensor, positions: torch.Tensor, tiles: torch.Tensor | None = None
-) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """The order of a sequence with its video last; waits for the device.
-
-    The video's rows ``[V]`` are in raster order; the positions ``[N]`` or ``[3, N]`` are those of
-    all rows. For the tiles see `video_last`. Returned are the first row of the video, the row at
-    each place, and the place of each row, as int64 ``[N]``.
-    """
-    others = torch.ones(positions.shape[-1], dtype=torch.bool)
-    others[video.cpu()] = False
-    return int(video.min()), *video_last(video, video, others.nonzero()[:, 0], tiles)
-
-
 class Cosmos3Adapter(ProcessorTaggingAdapter):
     """Attention and feed-forward layers of the video's rows, behind keys of the prompt.
 
@@ -61,7 +47,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     exact_text = True
     shares_keys = True
 
-    _orders = remembered(read_order)
+    _orders = remembered(video_last)
     _began: tuple[int, tuple[Grid, ...]] = (0, ())  # a generation and its first grids
 
     @classmethod
@@ -147,12 +133,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         tiles = (self.session.tile_order or ())[:1]
         video, positions = arguments["vision_sequence_indexes"], arguments["position_ids"]
-        first, order, place = self._orders(video, positions, *tiles)
-        if first < arguments["und_len"]:
-            raise ValueError(
-                f"row {first} is one of a video by vision_sequence_indexes, but of the prompt by "
-                f"und_len={arguments['und_len']}"
-            )
+        order, place = self._orders(positions, video, *tiles)
         arguments["position_ids"] = positions.index_select(-1, order)
         for name in INDICES:
             if arguments.get(name) is not None:

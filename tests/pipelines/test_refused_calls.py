@@ -47,13 +47,8 @@ def picture(*size):
             lambda pipe: call_of(pipe, minimax_h3.VIDEO, position_ids=(-1, 0.5)),
             "order that is not known",
         ),
-        (
-            cosmos3.pipeline,
-            lambda pipe: call_of(pipe, cosmos3.VIDEO, vision_sequence_indexes=(0, 3)),
-            "row 3 is one of a video by vision_sequence_indexes",
-        ),
     ],
-    ids=["images of two sizes", "several images", "patches", "rows", "a row of the prompt"],
+    ids=["images of two sizes", "several images", "patches", "rows"],
 )
 def test_a_contradiction_is_one_sentence_and_leaves_no_trace(make, call, reason):
     pipe = make()
