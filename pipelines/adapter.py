@@ -196,17 +196,6 @@ class ModelAdapter(PatchedFamily):
         self._patches.undo()
         self.session.close()
 
-    @contextlib.contextmanager
-    def outside_of_session(self, context: StepContext) -> Iterator[None]:
-        """Around a call that runs as without chipsparse, and stands in the report as dense."""
-        record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
-        self.session.report.begin(context.generation, record)
-        record.timer = StepTimer(self.execution.device)
-        # Compiled blocks would neither see hooks that observe, nor run without tags.
-        with self.attention_released(), uncompiled(self.transformer):
-            yield
-        record.timer.stop()
-
     # One transformer call.
 
     @torch.compiler.disable(recursive=False)
@@ -232,8 +221,7 @@ class ModelAdapter(PatchedFamily):
                     return self.wrap_output(guidance.output(None), arguments)
                 state = self._begin(context, arguments)
                 if state is None:
-                    result = self.observe(context, arguments, model_call)
-                    self._say_what_is_unknown(context)
+                    result = self._run_outside(context, arguments, model_call)
                 elif state.action is Action.SKIP:  # nothing of the model runs
                     output = self.session.skipped_output()
                     self.session.end(output)
@@ -250,6 +238,21 @@ class ModelAdapter(PatchedFamily):
                 if guidance is None:
                     return result
                 return self.wrap_output(guidance.output(self.held_output(result)), arguments)
+
+    def _run_outside(
+        self, context: StepContext, arguments: dict[str, Any], model_call: Callable[[], Any]
+    ) -> Any:
+        """Runs a call as without chipsparse; it stands in the report as dense."""
+        record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
+        self.session.report.begin(context.generation, record)
+        record.timer = StepTimer(self.execution.device)
+        self.observe(context, arguments)
+        # Compiled blocks would not run without tags.
+        with self.attention_released(), uncompiled(self.transformer):
+            result = model_call()
+        record.timer.stop()
+        self._say_what_is_unknown(context)
+        return result
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:

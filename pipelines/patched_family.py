@@ -126,14 +126,11 @@ class PatchedFamily(ModelFamily):
         return False
 
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
-        """Return whether `layout` can tell the sizes of a call; otherwise `observe` runs it."""
+        """Return whether `layout` can tell the sizes of a call; if not, it runs as the model's."""
         return True
 
-    def observe(
-        self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
-    ) -> Any:
-        """Runs a call outside of the session, and learns from it."""
-        raise NotImplementedError
+    def observe(self, context: StepContext, arguments: dict[str, Any]) -> None:
+        """Prepares a call that is not known, and reports why it runs as the model's."""
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call of the transformer, by name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -109,18 +109,14 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
             self._began = context.generation, grids
         return makes_frames(arguments) and grids == self._began[1]
 
-    def observe(
-        self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
-    ) -> Any:
-        with self.outside_of_session(context):
-            if makes_frames(arguments):
-                self.session.report.fall_back(f"calls of branch {context.branch} {OTHER_GRIDS}")
-                return forward()
-            self.session.reset()
-            self.session.report.run_dense(ACTIONS_ALONE)
-            for site in self.feed_forward_sites:
-                site.run_as(None)
-            return forward()
+    def observe(self, context: StepContext, arguments: dict[str, Any]) -> None:
+        if makes_frames(arguments):
+            self.session.report.fall_back(f"calls of branch {context.branch} {OTHER_GRIDS}")
+            return
+        self.session.reset()
+        self.session.report.run_dense(ACTIONS_ALONE)
+        for site in self.feed_forward_sites:
+            site.run_as(None)
 
     def _not_captured_reason(self) -> str | None:
         """Also where first and last steps compute with weights in FP8 in another way."""

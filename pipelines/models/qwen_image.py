@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -176,17 +176,13 @@ class QwenImage21Adapter(ModelAdapter):
         """Return whether a call reads the keys of the prompt that an earlier one has kept."""
         return bool(arguments.get(CACHE_MODE) == "cached")
 
-    def observe(
-        self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
-    ) -> Any:
+    def observe(self, context: StepContext, arguments: dict[str, Any]) -> None:
         if context.step == 0:
             self.session.reset()
-        with self.outside_of_session(context):
-            if arguments.get(CACHE_MODE) is None:
-                self.session.report.run_dense(NO_CACHE)
-            for site in self.feed_forward_sites:
-                site.run_as(None)
-            return forward()
+        if arguments.get(CACHE_MODE) is None:
+            self.session.report.run_dense(NO_CACHE)
+        for site in self.feed_forward_sites:
+            site.run_as(None)
 
     def _not_captured_reason(self) -> str | None:
         return "the host reads where in the sequence images are"
