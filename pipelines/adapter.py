@@ -215,29 +215,28 @@ class ModelAdapter(PatchedFamily):
             context = self._locate(arguments)
             for expert in self.other_experts:  # done with for this generation: free its caches
                 expert.session.reset()
-            with self._reset_on_error():
-                guidance = self._shared_guidance()
-                if guidance is not None and not guidance.computes(context):
-                    return self.wrap_output(guidance.output(None), arguments)
-                state = self._begin(context, arguments)
-                if state is None:
-                    result = self._run_outside(context, arguments, model_call)
-                elif state.action is Action.SKIP:  # nothing of the model runs
-                    output = self.session.skipped_output()
-                    self.session.end(output)
-                    result = self.wrap_output(output, arguments)
-                else:
-                    with self._dense_attention(arguments):
-                        self.session.say_if_all_dense()
-                        result = self.session.graphs.run(
-                            model_call, state, self.execution.device, self._not_captured_reason
-                        )
-                    ended = self._guidance_ended(context.generation)
-                    self.session.end(self.held_output(result), is_last_branch=ended)
-                    self._say_what_was_unseen(state, arguments)
-                if guidance is None:
-                    return result
-                return self.wrap_output(guidance.output(self.held_output(result)), arguments)
+            guidance = self._shared_guidance()
+            if guidance is not None and not guidance.computes(context):
+                return self.wrap_output(guidance.output(None), arguments)
+            state = self._begin(context, arguments)
+            if state is None:
+                result = self._run_outside(context, arguments, model_call)
+            elif state.action is Action.SKIP:  # nothing of the model runs
+                output = self.session.skipped_output()
+                self.session.end(output)
+                result = self.wrap_output(output, arguments)
+            else:
+                with self._dense_attention(arguments):
+                    self.session.say_if_all_dense()
+                    result = self.session.graphs.run(
+                        model_call, state, self.execution.device, self._not_captured_reason
+                    )
+                ended = self._guidance_ended(context.generation)
+                self.session.end(self.held_output(result), is_last_branch=ended)
+                self._say_what_was_unseen(state, arguments)
+            if guidance is None:
+                return result
+            return self.wrap_output(guidance.output(self.held_output(result)), arguments)
 
     def _run_outside(
         self, context: StepContext, arguments: dict[str, Any], model_call: Callable[[], Any]
@@ -256,24 +255,19 @@ class ModelAdapter(PatchedFamily):
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
+        """Around a call: an error frees the caches, and ends the other processes' calls."""
         with self.turn.only(type(self.transformer).__name__):
             outer, self.is_calling = self.is_calling, True
             try:
                 yield
+            except BaseException as error:
+                self.session.report.fail(error)
+                self.session.reset()
+                if self.team is not None:
+                    self.team.failed(error)
+                raise
             finally:
                 self.is_calling = outer
-
-    @contextlib.contextmanager
-    def _reset_on_error(self) -> Iterator[None]:
-        """Around an open call: an error frees the caches, and ends the other processes' calls."""
-        try:
-            yield
-        except BaseException as error:
-            self.session.report.fail(error)
-            self.session.reset()
-            if self.team is not None:
-                self.team.failed(error)
-            raise
 
     def called_outside(self) -> None:
         """Says of layers that compute while the transformer is not called: they run dense."""
