@@ -65,8 +65,8 @@ class PatchedFamily(ModelFamily):
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
-        if self.token_arguments or type(self).order_inputs is not PatchedFamily.order_inputs:
-            self.hook_inputs(self.order_inputs)
+        add = self._model.register_forward_pre_hook
+        self._patches.add_hook(add(self._change_inputs, with_kwargs=True))
         if self.embedding_name:
             self.hook_output(self.embedding_name, self.order_embedded)
         if self.rotary_name:
@@ -153,18 +153,13 @@ class PatchedFamily(ModelFamily):
 
     # Tile order, for the hooks that `install_tile_order` installs.
 
-    def hook_inputs(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Lets the transformer's arguments be changed, by name, in calls whose layers are ours."""
-
-        def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not (self.session.attends or self.split is not None):
-                return None
-            arguments = self.named(args, kwargs)
-            change(arguments)
-            return (), arguments
-
-        add = self._model.register_forward_pre_hook
-        self._patches.add_hook(add(hook, with_kwargs=True))
+    def _change_inputs(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward pre-hook of the transformer: orders its inputs where its layers are ours."""
+        if not (self.session.attends or self.split is not None):
+            return None
+        arguments = self.named(args, kwargs)
+        self.order_inputs(arguments)
+        return (), arguments
 
     def replace_method(self, name: str, method: Callable[..., Any]) -> None:
         """Puts a method in the place of the model's own, which it gets before the arguments."""
