@@ -217,14 +217,16 @@ class PatchedFamily(ModelFamily):
         return hidden, self.own_text(text, 1)
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
+        """Forward pre-hook of what takes the grid's tokens last, in raster order."""
+        hidden, *rest = args
+        return (self.restored(hidden), *rest)
+
+    def restored(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The grid's tokens ``[B, N, C]`` of all processes, in raster order.
 
         The model may have dropped the first grids, as of earlier frames, or the last ones
         (`drops_last_grids`).
         """
-        if not self.moves_tokens:
-            return None
-        hidden, *rest = args
         if self.split is not None:
             hidden = self.split.whole_grid(hidden)
         if self.session.tile_order is not None:
@@ -233,4 +235,4 @@ class PatchedFamily(ModelFamily):
             inverse = inverse[: dropped + hidden.shape[1]]
             inverse = inverse[dropped:] - dropped
             hidden = hidden.index_select(1, inverse.to(hidden.device))
-        return (hidden, *rest)
+        return hidden

@@ -172,7 +172,7 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         return self.ordered(patches, 1), masks, sizes, self.ordered(places, 1)
 
     def _unpatchify(self, stock: Callable[..., Any], tokens: torch.Tensor, *args: Any) -> Any:
-        return stock(*(self.restore_order(self._model, (tokens,)) or (tokens,)), *args)
+        return stock(self.restored(tokens), *args)
 
 
 def neurons(width: int) -> int:

@@ -79,14 +79,11 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     def ordered_rotary(self, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
         return self.order_embedded(module, args, output)
 
-    def restore_order(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        tokens, *rest = args
-        restored = super().restore_order(module, (tokens.flatten(1, 3),))
-        if restored is None:
-            return None
-        if self.split is None:
-            return (restored[0].view(tokens.shape), *rest)
-        return (restored[0].unflatten(1, self._grid()), *rest)
+    def restored(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The tokens ``[B, T, H, W, C]``, of which a process had a part as one row."""
+        tokens = super().restored(hidden.flatten(1, 3))
+        shape = hidden.shape[1:4] if self.split is None else self._grid()
+        return tokens.unflatten(1, shape)
 
     def _grid(self) -> Grid:
         assert self.session.plan is not None

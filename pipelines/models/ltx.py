@@ -66,13 +66,11 @@ class LTXAdapter(ProcessorTaggingAdapter):
         if arguments["timestep"].numel() == batch * tokens:
             arguments["timestep"] = self.ordered(arguments["timestep"].view(batch, tokens), 1)
 
-    def _restore_output(self, module: Any, _args: Any, output: Any) -> Any:
-        restored = self.restore_order(module, (output[0],))
-        if restored is None:
-            return None
+    def _restore_output(self, _module: Any, _args: Any, output: Any) -> Any:
+        restored = self.restored(output[0])
         if isinstance(output, tuple):
-            return (*restored, *output[1:])
-        return replace(output, sample=restored[0])
+            return (restored, *output[1:])
+        return replace(output, sample=restored)
 
 
 class LTX2Adapter(VideoWithSound, LTXAdapter):
