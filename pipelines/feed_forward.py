@@ -131,15 +131,12 @@ class PatchedFeedForward(PatchedModule):
     """Mixin of a patched feed-forward module: runs as one op where its weights can be read."""
 
     chipsparse_tag: torch.Tensor
-    chipsparse_channels: int
 
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Feed-forward for ``[B, N, C]``, or one sample ``[N, C]``."""
         if hidden_states.ndim == 2:
             return self.chipsparse_forward(hidden_states[None])[0]
-        return torch.ops.chipsparse.feed_forward(
-            hidden_states, self.chipsparse_tag, self.chipsparse_channels
-        )
+        return torch.ops.chipsparse.feed_forward(hidden_states, self.chipsparse_tag)
 
 
 class FeedForwardModule(FeedForwardSite):
@@ -151,12 +148,6 @@ class FeedForwardModule(FeedForwardSite):
         self._parts = parts
         self._module = getattr(block, name)
         super().__init__((block, self._module), [(self._module, PatchedFeedForward)])
-
-    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
-        """Also notes the channels of the result, which compiled code takes from the module."""
-        channels = self.linears().down.out_features
-        patches.set_attribute(self._module, "chipsparse_channels", channels)
-        super().patch(patches, tag)
 
     def linears(self) -> Linears:
         return linears_of(self._module, self._parts)

@@ -62,11 +62,7 @@ class HistoryAdapter(ModelAdapter):
 
     def video_order(self) -> torch.Tensor | None:
         """Order of the present frames' tokens, int64 ``[N]``; None: unchanged."""
-        if self.session.tile_order is None or self.session.plan is None:
-            return None
-        order = self.session.tile_order[0]
-        earlier = order.numel() - math.prod(self.session.plan.layout.grids[-1])
-        return order[earlier:] - earlier
+        return self.grid_order(-1)
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         """Makes sure that the present frames have numbers, which tell their rotary embedding."""

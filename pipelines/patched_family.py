@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -178,6 +179,15 @@ class PatchedFamily(ModelFamily):
             order, _ = self.session.tile_order
             tensor = tensor.index_select(dim, order.to(tensor.device))
         return tensor if self.split is None else self.split.own_grid(tensor, dim)
+
+    def grid_order(self, grid: int) -> torch.Tensor | None:
+        """The order of the tokens of one grid, int64 ``[N]``; None: unchanged."""
+        if self.session.tile_order is None or self.session.plan is None:
+            return None
+        order, _ = self.session.tile_order
+        sizes = [math.prod(sides) for sides in self.session.plan.layout.grids]
+        first = sum(sizes[:grid])
+        return order[first : first + sizes[grid]] - first
 
     def ordered_beside_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """A tensor with the grid's tokens, and text before or behind them, along a dimension."""

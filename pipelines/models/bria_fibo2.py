@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -86,23 +85,13 @@ class BriaFibo2Adapter(ModelAdapter):
         super().install_tile_order()
         self.replace_method("create_coordinate_grid", self._places)
 
-    def _order_of(self, image: int) -> torch.Tensor:
-        """The order of one image's tokens, int64 ``[N]``, where tokens are put in order."""
-        assert self.session.tile_order is not None
-        assert self.session.plan is not None
-        sizes = [math.prod(grid) for grid in self.session.plan.layout.grids]
-        first = sum(sizes[:image])
-        return self.session.tile_order[0][first : first + sizes[image]] - first
-
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        if self.session.tile_order is None:
-            return
         images = [arguments["hidden_states"], *(arguments.get(IMAGES) or ())]
         patch = patch_of(self._model.config)
-        arguments["hidden_states"], *others = (
-            reorder_patches(latents[:, :, None], patch, self._order_of(image))[:, :, 0]
-            for image, latents in enumerate(images)
-        )
+        for image, latents in enumerate(images):
+            if (order := self.grid_order(image)) is not None:
+                images[image] = reorder_patches(latents[:, :, None], patch, order)[:, :, 0]
+        arguments["hidden_states"], *others = images
         if others:
             arguments[IMAGES] = others
 
@@ -112,10 +101,10 @@ class BriaFibo2Adapter(ModelAdapter):
         """The ids of an image's tokens ``[1, H, W, 3]`` in their order; those of the gist as is."""
         ids: torch.Tensor = stock(size, start, device)
         image = (start or (0,))[0] - self._model.config.max_num_gist_tokens - 1
-        if image < 0 or self.session.tile_order is None:
+        order = self.grid_order(image) if image >= 0 else None
+        if order is None:
             return ids
-        order = self._order_of(image).to(ids.device)
-        return ids.flatten(0, 2).index_select(0, order).view_as(ids)
+        return ids.flatten(0, 2).index_select(0, order.to(ids.device)).view_as(ids)
 
 
 def _gist_counts(config: Mapping[str, Any], text_lengths: list[int]) -> list[int]:

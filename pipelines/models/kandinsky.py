@@ -76,8 +76,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         (batch, *_), *rest = args
         return ((batch, *self._grid()), *rest)
 
-    def ordered_rotary(self, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return self.order_embedded(module, args, output)
+    ordered_rotary = order_embedded
 
     def restored(self, hidden: torch.Tensor) -> torch.Tensor:
         """The tokens ``[B, T, H, W, C]``, of which a process had a part as one row."""
