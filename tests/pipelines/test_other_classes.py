@@ -11,8 +11,7 @@ from diffusers import ModelMixin, SanaTransformer2DModel, WanTransformer3DModel
 from diffusers.models import transformers
 
 import chipsparse
-from chipsparse.pipelines.other_classes import OTHER_CLASSES
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import ADAPTERS, OTHER_CLASSES
 
 
 def test_every_transformer_class_of_diffusers_has_an_adapter_or_a_line():
