@@ -7,7 +7,7 @@ import torch
 
 import chipsparse
 from chipsparse.pipelines.models.cosmos3 import ACTIONS_ALONE
-from tests.pipelines.families import cosmos3, hidream, minimax_h3, qwen_image21, z_image
+from tests.pipelines.families import cosmos3, hidream, minimax_h3, qwen_image, z_image
 from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import SPARSE, first_step, generate
 from tests.tiny_models import random
@@ -67,7 +67,7 @@ ACTIONS = cosmos3.action("inverse_dynamics", video=list(cosmos3.picture(5, 192, 
 @pytest.mark.parametrize(
     ("make", "call", "said"),
     [
-        (qwen_image21.loop, {**qwen_image21.IMAGE, "keeps": False}, "leave use_kv_cache on"),
+        (qwen_image.loop, {**qwen_image.IMAGE21, "keeps": False}, "leave use_kv_cache on"),
         (cosmos3.pipeline, {**cosmos3.VIDEO, **ACTIONS}, ACTIONS_ALONE),
     ],
     ids=["no kept keys", "actions alone"],
