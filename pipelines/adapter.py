@@ -27,7 +27,7 @@ from chipsparse.config import PARTS, Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.layers.state import StepState
-from chipsparse.layout import ModelLayout
+from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.pipelines.bridge import (
     LayerCall,
     attention_backend,
@@ -140,7 +140,9 @@ class ModelAdapter(PatchedFamily):
             None if team is None else team.split(session.config, needs_text=self.needs_text)
         )
         self._refuse_split(self.why_not_split(self._model.config))
-        if self._shares_guidance:
+        # The other processes that compute guidance branches.
+        self._guidance_split: GuidanceSplit | None = None if team is None else team.guidance
+        if self._guidance_split is not None:
             self._refuse_sharing(self.why_guidance_stays())
         self.execution: Execution  # of the open call, or the last one
         self._executed_generation = 0
@@ -215,9 +217,15 @@ class ModelAdapter(PatchedFamily):
             context = self._locate(arguments)
             for expert in self.other_experts:  # done with for this generation: free its caches
                 expert.session.reset()
-            guidance = self._shared_guidance()
-            if guidance is not None and not guidance.computes(context):
-                return self.wrap_output(guidance.output(None), arguments)
+            guidance = self._guidance_split
+            if guidance is not None:
+                if not self._is_guided():
+                    raise ValueError(
+                        "Parallel(guidance=2) needs a pipeline that guides: give it a guidance "
+                        "scale above 1, or use Parallel(guidance=1)"
+                    )
+                if not guidance.computes(context):
+                    return self.wrap_output(guidance.output(None), arguments)
             state = self._begin(context, arguments)
             if state is None:
                 result = self._run_outside(context, arguments, model_call)
@@ -283,16 +291,6 @@ class ModelAdapter(PatchedFamily):
         if not any(record.used_caches for record in report.steps):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
 
-    def _shared_guidance(self) -> GuidanceSplit | None:
-        """The other processes that compute guidance branches; None where there are none."""
-        guidance = None if self.team is None else self.team.guidance
-        if guidance is not None and not self._is_guided():
-            raise ValueError(
-                "Parallel(guidance=2) needs a pipeline that guides: give it a guidance scale "
-                "above 1, or use Parallel(guidance=1)"
-            )
-        return guidance
-
     def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
         """Opens a call, on this process or with its share of it; None: see `knows`."""
         self._run_as(self._execution(self.latents(arguments)), context.generation)
@@ -303,7 +301,7 @@ class ModelAdapter(PatchedFamily):
         changed = None if self._state is None else self._state.change()
         self._recomputed += changed is not None and bool(COMPUTES.search(changed))
         conditioning = None  # of which other processes would have to know
-        if not self._shares_guidance:
+        if self._guidance_split is None:
             changes = {"the model": self._recomputed, "guidance_scale": self._guidance(context)}
             conditioning = Conditioning(arguments, changes)
         state = self.session.begin(
@@ -332,9 +330,8 @@ class ModelAdapter(PatchedFamily):
         plan, record = state.plan, state.record
         if not (state.caching and record.action is Action.SPARSE) or record.replayed:
             return
-        if any(arguments.get(name) is not None for name in PASSES_OVER):
-            return
-        if any(hooks_of(self.transformer)):
+        passes_over = any(arguments.get(name) is not None for name in PASSES_OVER)
+        if passes_over or any(hooks_of(self.transformer)):
             return
         known = {(entry.layer, entry.part) for entry in record.layers}
         known |= self.session.recorder.left_dense.keys()
@@ -347,10 +344,6 @@ class ModelAdapter(PatchedFamily):
         }
         for note in dense_notes(unseen, plan.layout.layers):
             self.session.report.fall_back(note)
-
-    @property
-    def _shares_guidance(self) -> bool:
-        return self.team is not None and self.team.guidance is not None
 
     def _refuse_split(self, reason: str | None) -> None:
         if self.split is not None:
@@ -511,13 +504,12 @@ class ModelAdapter(PatchedFamily):
             for layer, module in enumerate(self.self_attentions())
             if all_dense or not is_claimed(module)
         }
-        forms = dict(enumerate(map(self._form, self.feed_forward_sites)))
-        dense |= {(layer, "mlp") for layer, form in forms.items() if isinstance(form, str)}
-        fp8_mlps = {
-            layer: form.fp8
-            for layer, form in forms.items()
-            if isinstance(form, Form) and form.fp8 is not None
-        }
+        fp8_mlps: dict[int, Fp8Form] = {}
+        for layer, form in enumerate(map(self._form, self.feed_forward_sites)):
+            if isinstance(form, str):
+                dense.add((layer, "mlp"))
+            elif form.fp8 is not None:
+                fp8_mlps[layer] = form.fp8
         pending = pending_bytes(self.transformer, execution.device)
         if execution.autocast:
             pending += autocast_bytes(self.transformer, execution.dtype)
@@ -535,7 +527,7 @@ class ModelAdapter(PatchedFamily):
 
     def branches(self) -> int:
         """Guidance branches that the generation is known to have on this process."""
-        if self._shares_guidance:
+        if self._guidance_split is not None:
             return 1
         if (branches := self._loop.branches()) is not None:
             return branches
