@@ -157,7 +157,6 @@ class ModelAdapter(PatchedFamily):
         self._layouts = Patches()  # of weights that were laid out for the kernels
         self._unpatched_backends: list[Any] = []
         self._processors: list[Any] = []
-        self._checked_generation = 0
         self._guided_generation = 0
         self._guided_batch: int | None = None
         self._is_scheduled = True
@@ -315,7 +314,7 @@ class ModelAdapter(PatchedFamily):
         )
         if self.split is not None:
             self.split.check_same_calls(state, arguments, first=self.session.is_first_call)
-        self._check_caches(context.generation)
+        self._check_caches()
         self._say_what_is_unknown(context)
         for note in self.notes(arguments):
             self.session.report.note(note)
@@ -686,9 +685,9 @@ class ModelAdapter(PatchedFamily):
         on_gpu = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
         return on_gpu and self.session.config.backend != "reference"
 
-    def _check_caches(self, generation: int) -> None:
-        """Refuses caches of diffusers that cannot be on top, once per generation."""
-        if generation == self._checked_generation:
+    def _check_caches(self) -> None:
+        """Refuses caches of diffusers that cannot be on top, where a guidance branch begins."""
+        if not self.session.is_first_call:
             return
         if getattr(self.transformer, "is_cache_enabled", False):
             self._refuse_sharing(
@@ -700,7 +699,6 @@ class ModelAdapter(PatchedFamily):
             reason = why_caches_refused(self.transformer, skips=skips)
             if reason is not None:
                 raise ValueError(f"{type(self.transformer).__name__}: {reason}")
-        self._checked_generation = generation
 
     def _report(self, part: Part, reasons: dict[int, str]) -> None:
         self.session.recorder.leave_dense(part, reasons)

@@ -146,7 +146,7 @@ class PatchedFamily(ModelFamily):
         """All of the transformer's output in one tensor, of which skipped calls are made."""
         return result[0]
 
-    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
+    def wrap_output(self, output: Any, arguments: dict[str, Any]) -> Any:
         """The transformer's output from what is held of it, as ``return_dict`` asks."""
         if not arguments.get("return_dict", True):
             return (output,)

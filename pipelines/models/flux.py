@@ -70,11 +70,8 @@ class FluxAdapter(DoubleAndSingleBlocks):
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         super().order_inputs(arguments)
-        mask = arguments.get("attention_mask")
-        if mask is not None:
-            text = arguments["encoder_hidden_states"].shape[1]
-            image = self.ordered(mask[:, text:], 1)
-            arguments["attention_mask"] = torch.cat([mask[:, :text], image], dim=1)
+        if (mask := arguments.get("attention_mask")) is not None:
+            arguments["attention_mask"] = self.ordered_beside_text(mask, 1)
         arguments["encoder_hidden_states"] = self.own_text(arguments["encoder_hidden_states"], 1)
         arguments["txt_ids"] = self.own_text(arguments["txt_ids"], -2)
 

@@ -93,7 +93,7 @@ class HunyuanVideo15Processor(JointProcessor):
 class HunyuanVideo15Adapter(PaddedTextAdapter):
     """Joint attention and video feed-forward layers of all blocks.
 
-    The text is that of a multimodal language model, a glyph encoder's, and the embedding of a
+    The text is that of a multimodal language model, a glyph encoder's, and the embedding of an
     image; the model puts what is valid of each in front of all padding. Each is cut before it
     enters the model, the image's embedding to nothing where there is no image (all zeros).
     Text columns are always kept, and the text's feed-forward layers stay dense.

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward_forms import MLPParts
@@ -96,7 +95,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         if not arguments.get("return_dict", True):
             return output
-        return Transformer2DModelOutput(sample=output)
+        return super().wrap_output(output, arguments)
 
 
 class Kandinsky6Adapter(VideoWithSound, Kandinsky5Adapter):

@@ -117,10 +117,10 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         image, text = output
-        state = self.session.state
-        if state is None or not self.moves_tokens:
-            return output
-        if image.shape[0] != state.plan.layout.grid_tokens:  # the model says what does not fit
+        plan = self.session.plan
+        # Of other sizes the model says what does not fit.
+        fits = plan is not None and len(image) == plan.layout.grid_tokens
+        if not (fits and self.moves_tokens):
             return output
         return self.ordered(image, 0), self.own_text(text, 0)
 
