@@ -38,14 +38,19 @@ from chipsparse.pipelines.bridge import (
 )
 from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
 from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks, hooks_of, why_caches_refused
-from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
+from chipsparse.pipelines.execution import (
+    Execution,
+    autocast_bytes,
+    check_undivided,
+    execution_of,
+    pending_bytes,
+)
 from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.feed_forward_forms import (
     Form,
     has_contiguous_channels,
     make_channels_contiguous,
 )
-from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
@@ -164,7 +169,7 @@ class ModelAdapter(PatchedFamily):
         self._state: ModelState | None = None
         self._recomputed = 0  # times that the model became one that computes something else
         # Generation and step, scales of guidance, whether they changed, how often they did.
-        self._guided: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
+        self._scales: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
         self._argument_names = forward_arguments(transformer)
         number = register_runner(self)
         try:
@@ -453,15 +458,15 @@ class ModelAdapter(PatchedFamily):
         One that changes from each step to the next, as dynamic guidance, is not counted: outputs
         do not depend on it, and what is interpolated over a gap follows a line.
         """
-        place, before, changed, switches = self._guided
+        place, before, changed, switches = self._scales
         now = context.generation, context.step
         if now != place:
             owners = (self._loop.pipe, getattr(self._loop.pipe, "guider", None))
             held = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
             scales = [fields[name] for fields in held for name in fields if name.endswith(SCALES)]
             changes = scales != before and place[0] == context.generation
-            self._guided = now, scales, changes, switches + (changes and not changed)
-        return self._guided[-1]
+            self._scales = now, scales, changes, switches + (changes and not changed)
+        return self._scales[-1]
 
     def _look_at_modules(self, changed: str | None) -> None:
         """Decides anew what can run sparse, at first and when anything about the model changed.

@@ -63,8 +63,7 @@ class FluxAdapter(DoubleAndSingleBlocks):
         return fitting(self._grids_of(arguments["img_ids"]), tokens)
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
-        unordered = self._grids_of(arguments["img_ids"]) is None
-        if not unordered or self.session.tile_order is None:
+        if self._grids_of(arguments["img_ids"]) is not None or self.session.tile_order is None:
             return []
         return ["image tokens stay in the pipeline's order: their img_ids form no full grids"]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.denoising_loop import largest, value_passed_as
@@ -96,10 +95,7 @@ class ZImageAdapter(SeparateLengths):
         return torch.stack(result[0])
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        images = list(output.unbind(0))
-        if not arguments.get("return_dict", True):
-            return (images,)
-        return Transformer2DModelOutput(sample=images)
+        return super().wrap_output(list(output.unbind(0)), arguments)
 
     # Tile order.
 
