@@ -52,12 +52,7 @@ class HiDreamProcessor(DispatchingProcessor):
             query, key, value = (
                 torch.cat(pair, dim=1) for pair in zip((query, key, value), text, strict=True)
             )
-        turned = 2 * image_rotary_emb.shape[-3]  # channels of each head; it may leave others
-        parts = apply_rope(query[..., :turned], key[..., :turned], image_rotary_emb)
-        query, key = (
-            torch.cat([part, states[..., turned:]], dim=-1)
-            for part, states in zip(parts, (query, key), strict=True)
-        )
+        query, key = apply_rope(query, key, image_rotary_emb)
         output = dispatch(self, query, key, value).to(query.dtype)
         if encoder_hidden_states is None:
             return attn.to_out(output)

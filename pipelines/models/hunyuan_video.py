@@ -1,4 +1,4 @@
-"""HunyuanVideo (``HunyuanVideoTransformer3DModel``), SkyReels, FramePack's variant of it, and 1.5."""
+"""HunyuanVideo (``HunyuanVideoTransformer3DModel``), SkyReels, FramePack's variant, and 1.5."""
 
 from __future__ import annotations
 
