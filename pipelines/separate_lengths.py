@@ -42,7 +42,7 @@ class SeparateLengths(ModelAdapter):
         self.lengths, self._branches, self._samples = lengths, 1, None
         distinct = list(dict.fromkeys(lengths or ()))
         together = len(distinct) < 2 or torch.is_grad_enabled()
-        if not together and self.split is None:  # nothing may be sparse: the model masks
+        if not together and self.split is None:  # the model masks them where nothing is sparse
             together = SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
         if together:
             return super().call(forward, args, kwargs)
