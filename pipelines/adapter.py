@@ -27,7 +27,7 @@ from chipsparse.config import PARTS, Part
 from chipsparse.graphs.model_state import ModelState
 from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.layers.state import StepState
-from chipsparse.layout import ModelLayout
+from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.pipelines.bridge import (
     LayerCall,
     attention_backend,
@@ -38,14 +38,19 @@ from chipsparse.pipelines.bridge import (
 )
 from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
 from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks, hooks_of, why_caches_refused
-from chipsparse.pipelines.execution import Execution, check_undivided, execution_of
+from chipsparse.pipelines.execution import (
+    Execution,
+    autocast_bytes,
+    check_undivided,
+    execution_of,
+    pending_bytes,
+)
 from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.feed_forward_forms import (
     Form,
     has_contiguous_channels,
     make_channels_contiguous,
 )
-from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
@@ -85,22 +90,6 @@ class PatchedTransformer(WholePatched):
     """Mixin of a patched transformer: tells its adapter what the pipeline says and does."""
 
     chipsparse_adapter: ModelAdapter
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-
-        @functools.wraps(cls.chipsparse_base.forward)  # the signature that callers look at
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            """Lets the adapter run it where it is called by itself, without PyTorch's hooks."""
-            adapter = vars(self).get(ADAPTER)
-            if adapter is None:  # as of `__call__`
-                return type(self).forward(self, *args, **kwargs)
-            own = super(cls, self).forward  # type: ignore[misc]
-            if adapter.is_calling and adapter.turn.is_inside():
-                return own(*args, **kwargs)
-            return adapter.call(adapter.with_own_hooks(own), args, kwargs)
-
-        cls.forward = forward  # type: ignore[attr-defined]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lets the adapter run the call, outside of every hook on the model."""
@@ -156,7 +145,9 @@ class ModelAdapter(PatchedFamily):
             None if team is None else team.split(session.config, needs_text=self.needs_text)
         )
         self._refuse_split(self.why_not_split(self._model.config))
-        if self._shares_guidance:
+        # The other processes that compute guidance branches.
+        self._guidance_split: GuidanceSplit | None = None if team is None else team.guidance
+        if self._guidance_split is not None:
             self._refuse_sharing(self.why_guidance_stays())
         self.execution: Execution  # of the open call, or the last one
         self._executed_generation = 0
@@ -171,7 +162,6 @@ class ModelAdapter(PatchedFamily):
         self._layouts = Patches()  # of weights that were laid out for the kernels
         self._unpatched_backends: list[Any] = []
         self._processors: list[Any] = []
-        self._checked_generation = 0
         self._guided_generation = 0
         self._guided_batch: int | None = None
         self._is_scheduled = True
@@ -179,16 +169,16 @@ class ModelAdapter(PatchedFamily):
         self._state: ModelState | None = None
         self._recomputed = 0  # times that the model became one that computes something else
         # Generation and step, scales of guidance, whether they changed, how often they did.
-        self._guided: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
+        self._scales: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
         self._argument_names = forward_arguments(transformer)
         number = register_runner(self)
         try:
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
             for layer, module in enumerate(self.self_attentions()):
-                processor = self.dispatching_processor(module)
-                if processor is not None:
-                    self._patches.replace_attribute(module, "processor", processor)
+                mixin = self.own_processors.get(type(module.processor).__name__)
+                if mixin is not None and not isinstance(module.processor, mixin):
+                    self._patches.set_class(module.processor, mixin)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 self.hook_attention(module)
             self.feed_forward_sites = self.feed_forwards()
@@ -212,17 +202,6 @@ class ModelAdapter(PatchedFamily):
         self._patches.undo()
         self.session.close()
 
-    @contextlib.contextmanager
-    def outside_of_session(self, context: StepContext) -> Iterator[None]:
-        """Around a call that runs as without chipsparse, and stands in the report as dense."""
-        record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
-        self.session.report.begin(context.generation, record)
-        record.timer = StepTimer(self.execution.device)
-        # Compiled blocks would neither see hooks that observe, nor run without tags.
-        with self.attention_released(), uncompiled(self.transformer):
-            yield
-        record.timer.stop()
-
     # One transformer call.
 
     @torch.compiler.disable(recursive=False)
@@ -242,67 +221,65 @@ class ModelAdapter(PatchedFamily):
             context = self._locate(arguments)
             for expert in self.other_experts:  # done with for this generation: free its caches
                 expert.session.reset()
-            with self._reset_on_error():
-                guidance = self._shared_guidance()
-                if guidance is not None and not guidance.computes(context):
+            guidance = self._guidance_split
+            if guidance is not None:
+                if not self._is_guided():
+                    raise ValueError(
+                        "Parallel(guidance=2) needs a pipeline that guides: give it a guidance "
+                        "scale above 1, or use Parallel(guidance=1)"
+                    )
+                if not guidance.computes(context):
                     return self.wrap_output(guidance.output(None), arguments)
-                state = self._begin(context, arguments)
-                if state is None:
-                    result = self.observe(context, arguments, model_call)
-                    self._say_what_is_unknown(context)
-                elif state.action is Action.SKIP:  # nothing of the model runs
-                    output = self.session.skipped_output()
-                    self.session.end(output)
-                    result = self.wrap_output(output, arguments)
-                else:
-                    with self._dense_attention(arguments):
-                        self.session.say_if_all_dense()
-                        result = self.session.graphs.run(
-                            model_call, state, self.execution.device, self._not_captured_reason
-                        )
-                    ended = self._guidance_ended(context.generation)
-                    self.session.end(self.held_output(result), is_last_branch=ended)
-                    self._say_what_was_unseen(state, arguments)
-                if guidance is None:
-                    return result
-                return self.wrap_output(guidance.output(self.held_output(result)), arguments)
+            state = self._begin(context, arguments)
+            if state is None:
+                result = self._run_outside(context, arguments, model_call)
+            elif state.action is Action.SKIP:  # nothing of the model runs
+                output = self.session.skipped_output()
+                self.session.end(output)
+                result = self.wrap_output(output, arguments)
+            else:
+                with self._dense_attention(arguments):
+                    self.session.say_if_all_dense()
+                    result = self.session.graphs.run(
+                        model_call, state, self.execution.device, self._not_captured_reason
+                    )
+                ended = self._guidance_ended(context.generation)
+                self.session.end(self.held_output(result), is_last_branch=ended)
+                self._say_what_was_unseen(state, arguments)
+            if guidance is None:
+                return result
+            return self.wrap_output(guidance.output(self.held_output(result)), arguments)
+
+    def _run_outside(
+        self, context: StepContext, arguments: dict[str, Any], model_call: Callable[[], Any]
+    ) -> Any:
+        """Runs a call as without chipsparse; it stands in the report as dense."""
+        record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
+        self.session.report.begin(context.generation, record)
+        record.timer = StepTimer(self.execution.device)
+        self.observe(context, arguments)
+        # Compiled blocks would not run without tags.
+        with self.attention_released(), uncompiled(self.transformer):
+            result = model_call()
+        record.timer.stop()
+        self._say_what_is_unknown(context)
+        return result
 
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
+        """Around a call: an error frees the caches, and ends the other processes' calls."""
         with self.turn.only(type(self.transformer).__name__):
             outer, self.is_calling = self.is_calling, True
             try:
                 yield
+            except BaseException as error:
+                self.session.report.fail(error)
+                self.session.reset()
+                if self.team is not None:
+                    self.team.failed(error)
+                raise
             finally:
                 self.is_calling = outer
-
-    @contextlib.contextmanager
-    def _reset_on_error(self) -> Iterator[None]:
-        """Around an open call: an error frees the caches, and ends the other processes' calls."""
-        try:
-            yield
-        except BaseException as error:
-            self.session.report.fail(error)
-            self.session.reset()
-            if self.team is not None:
-                self.team.failed(error)
-            raise
-
-    def with_own_hooks(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The transformer's ``forward`` with those of its PyTorch hooks that are ours."""
-        model, numbers = self.transformer, self._patches.hook_numbers
-
-        def hooked(*args: Any, **kwargs: Any) -> Any:
-            for number, hook in model._forward_pre_hooks.items():
-                if number in numbers:
-                    args, kwargs = hook(model, args, kwargs) or (args, kwargs)
-            result = forward(*args, **kwargs)
-            for number, hook in model._forward_hooks.items():
-                changed = hook(model, args, result) if number in numbers else None
-                result = result if changed is None else changed
-            return result
-
-        return hooked
 
     def called_outside(self) -> None:
         """Says of layers that compute while the transformer is not called: they run dense."""
@@ -318,16 +295,6 @@ class ModelAdapter(PatchedFamily):
         if not any(record.used_caches for record in report.steps):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
 
-    def _shared_guidance(self) -> GuidanceSplit | None:
-        """The other processes that compute guidance branches; None where there are none."""
-        guidance = None if self.team is None else self.team.guidance
-        if guidance is not None and not self._is_guided():
-            raise ValueError(
-                "Parallel(guidance=2) needs a pipeline that guides: give it a guidance scale "
-                "above 1, or use Parallel(guidance=1)"
-            )
-        return guidance
-
     def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
         """Opens a call, on this process or with its share of it; None: see `knows`."""
         self._run_as(self._execution(self.latents(arguments)), context.generation)
@@ -338,7 +305,7 @@ class ModelAdapter(PatchedFamily):
         changed = None if self._state is None else self._state.change()
         self._recomputed += changed is not None and bool(COMPUTES.search(changed))
         conditioning = None  # of which other processes would have to know
-        if not self._shares_guidance:
+        if self._guidance_split is None:
             changes = {"the model": self._recomputed, "guidance_scale": self._guidance(context)}
             conditioning = Conditioning(arguments, changes)
         state = self.session.begin(
@@ -352,7 +319,7 @@ class ModelAdapter(PatchedFamily):
         )
         if self.split is not None:
             self.split.check_same_calls(state, arguments, first=self.session.is_first_call)
-        self._check_caches(context.generation)
+        self._check_caches()
         self._say_what_is_unknown(context)
         for note in self.notes(arguments):
             self.session.report.note(note)
@@ -367,9 +334,8 @@ class ModelAdapter(PatchedFamily):
         plan, record = state.plan, state.record
         if not (state.caching and record.action is Action.SPARSE) or record.replayed:
             return
-        if any(arguments.get(name) is not None for name in PASSES_OVER):
-            return
-        if any(hooks_of(self.transformer)):
+        passes_over = any(arguments.get(name) is not None for name in PASSES_OVER)
+        if passes_over or any(hooks_of(self.transformer)):
             return
         known = {(entry.layer, entry.part) for entry in record.layers}
         known |= self.session.recorder.left_dense.keys()
@@ -382,10 +348,6 @@ class ModelAdapter(PatchedFamily):
         }
         for note in dense_notes(unseen, plan.layout.layers):
             self.session.report.fall_back(note)
-
-    @property
-    def _shares_guidance(self) -> bool:
-        return self.team is not None and self.team.guidance is not None
 
     def _refuse_split(self, reason: str | None) -> None:
         if self.split is not None:
@@ -496,15 +458,15 @@ class ModelAdapter(PatchedFamily):
         One that changes from each step to the next, as dynamic guidance, is not counted: outputs
         do not depend on it, and what is interpolated over a gap follows a line.
         """
-        place, before, changed, switches = self._guided
+        place, before, changed, switches = self._scales
         now = context.generation, context.step
         if now != place:
             owners = (self._loop.pipe, getattr(self._loop.pipe, "guider", None))
             held = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
             scales = [fields[name] for fields in held for name in fields if name.endswith(SCALES)]
             changes = scales != before and place[0] == context.generation
-            self._guided = now, scales, changes, switches + (changes and not changed)
-        return self._guided[-1]
+            self._scales = now, scales, changes, switches + (changes and not changed)
+        return self._scales[-1]
 
     def _look_at_modules(self, changed: str | None) -> None:
         """Decides anew what can run sparse, at first and when anything about the model changed.
@@ -546,13 +508,12 @@ class ModelAdapter(PatchedFamily):
             for layer, module in enumerate(self.self_attentions())
             if all_dense or not is_claimed(module)
         }
-        forms = dict(enumerate(map(self._form, self.feed_forward_sites)))
-        dense |= {(layer, "mlp") for layer, form in forms.items() if isinstance(form, str)}
-        fp8_mlps = {
-            layer: form.fp8
-            for layer, form in forms.items()
-            if isinstance(form, Form) and form.fp8 is not None
-        }
+        fp8_mlps: dict[int, Fp8Form] = {}
+        for layer, form in enumerate(map(self._form, self.feed_forward_sites)):
+            if isinstance(form, str):
+                dense.add((layer, "mlp"))
+            elif form.fp8 is not None:
+                fp8_mlps[layer] = form.fp8
         pending = pending_bytes(self.transformer, execution.device)
         if execution.autocast:
             pending += autocast_bytes(self.transformer, execution.dtype)
@@ -570,7 +531,7 @@ class ModelAdapter(PatchedFamily):
 
     def branches(self) -> int:
         """Guidance branches that the generation is known to have on this process."""
-        if self._shares_guidance:
+        if self._guidance_split is not None:
             return 1
         if (branches := self._loop.branches()) is not None:
             return branches
@@ -729,9 +690,9 @@ class ModelAdapter(PatchedFamily):
         on_gpu = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
         return on_gpu and self.session.config.backend != "reference"
 
-    def _check_caches(self, generation: int) -> None:
-        """Refuses caches of diffusers that cannot be on top, once per generation."""
-        if generation == self._checked_generation:
+    def _check_caches(self) -> None:
+        """Refuses caches of diffusers that cannot be on top, where a guidance branch begins."""
+        if not self.session.is_first_call:
             return
         if getattr(self.transformer, "is_cache_enabled", False):
             self._refuse_sharing(
@@ -743,7 +704,6 @@ class ModelAdapter(PatchedFamily):
             reason = why_caches_refused(self.transformer, skips=skips)
             if reason is not None:
                 raise ValueError(f"{type(self.transformer).__name__}: {reason}")
-        self._checked_generation = generation
 
     def _report(self, part: Part, reasons: dict[int, str]) -> None:
         self.session.recorder.leave_dense(part, reasons)

@@ -134,23 +134,17 @@ def self_attention(
     return output.transpose(1, 2).contiguous()
 
 
-def _neurons_output(
-    hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    return hidden.new_empty((*hidden.shape[:-1], channels))
-
-
-@_operation(_neurons_output)
+@_operation(lambda hidden, *_: hidden.new_empty(hidden.shape))
 def feed_forward(
-    hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
+    hidden: torch.Tensor, tag: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Feed-forward layer of the tagged block: ``[B, N, C]`` to ``[B, N, channels]``."""
+    """Feed-forward layer of the tagged block, from and to ``[B, N, C]``."""
     runner, layer = _find(tag)
     weights = runner.feed_forward_sites[layer].weights(dtype)
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
 
 
-@_operation(_neurons_output)
+@_operation(lambda hidden, _, channels, *__: hidden.new_empty((*hidden.shape[:-1], channels)))
 def parallel_feed_forward(
     hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:

@@ -48,23 +48,18 @@ def call_pipeline(
         return pipe(**options, callback_on_step_end=callback)
     inputs = {declared.name for declared in pipe._blocks.inputs}
     if GUIDANCE in options and GUIDANCE not in inputs:
-        _guide(pipe, options[GUIDANCE])
+        for spec in guider_specs(pipe._blocks):
+            guider = getattr(pipe, spec.name)
+            if guider.guidance_scale != options[GUIDANCE]:
+                guider = guider.new(guidance_scale=options[GUIDANCE])
+                pipe.update_components(**{spec.name: guider})
     try:
         with _steps_watched(pipe.scheduler, on_step_end):
             state = pipe(**{name: value for name, value in options.items() if name in inputs})
     except _Ended:
         return None
-    results = {name: state.get(name) for name in RESULTS}
-    return SimpleNamespace(
-        **{RESULTS[name]: value for name, value in results.items() if value is not None}
-    )
-
-
-def _guide(pipe: Any, scale: float) -> None:
-    for spec in guider_specs(pipe._blocks):
-        guider = getattr(pipe, spec.name)
-        if guider.guidance_scale != scale:
-            pipe.update_components(**{spec.name: guider.new(guidance_scale=scale)})
+    results = {plain: state.get(name) for name, plain in RESULTS.items()}
+    return SimpleNamespace(**{name: item for name, item in results.items() if item is not None})
 
 
 class _Ended(BaseException):

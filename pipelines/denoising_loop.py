@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from diffusers import ModularPipeline, SchedulerMixin
@@ -30,10 +30,9 @@ class DenoisingLoop:
 
     def __init__(self, pipe: Any, report: GenerationReport) -> None:
         self.pipe = pipe
-        self.correction = StepCorrection(report, lambda: self._runs)
-        self._runs = False
-        self._left = False
-        self._is_other = False
+        self.correction = StepCorrection(report, lambda: self._running_loop == "own")
+        # The pipeline's own loop, one of the user's, or "left" in a callback; None: none of these.
+        self._running_loop: Literal["own", "user's", "left"] | None = None
         self._other_scheduler: Any = None
         self._not_corrected: str | None = None
         self._shift: tuple[Any, float] | None = None  # of the schedule with these levels
@@ -56,7 +55,7 @@ class DenoisingLoop:
     @property
     def runs(self) -> bool:
         """True if the pipeline's own call is running, or a loop that says it is a generation."""
-        return self._runs or self._is_other
+        return self._running_loop in ("own", "user's")
 
     def corrects(self, schedule: Schedule) -> bool:
         """Return whether skipped steps of a schedule are put right, asked once in a generation."""
@@ -83,46 +82,46 @@ class DenoisingLoop:
     @contextlib.contextmanager
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Around a call of the pipeline with these arguments: what follows is known only within."""
-        outer, self._other_scheduler = self._other_scheduler, None
         self._arguments = arguments
-        with self._being(runs=True, left=False):
+        with self._running("own"):
             self.follow_schedulers()
             try:
                 yield
             finally:
-                self._done = getattr(self.scheduler, "timesteps", None)
-                self._arguments, self._other_scheduler = None, outer
+                self._arguments = None
 
     @contextlib.contextmanager
     def others(self, scheduler: Any) -> Iterator[None]:
         """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's."""
-        if self.runs or self._left:
+        if self._running_loop is not None:
             raise RuntimeError(
                 "a generation is going on, and another one would end it; call "
                 "handle.generation() behind it, and not in a callback"
             )
-        self._is_other, self._other_scheduler = True, scheduler
         self._done = None
         try:
-            yield
+            with self._running("user's", scheduler):
+                yield
         finally:
-            self._done = getattr(self.scheduler, "timesteps", None)
-            self._is_other, self._other_scheduler = False, None
             if self.correction.is_on:  # the handle may be used up since
                 self.follow_schedulers()
 
     def left(self) -> contextlib.AbstractContextManager[None]:
         """Around what the user does in the middle of a call, such as calling other pipelines."""
-        return self._being(runs=False, left=True)
+        return self._running("left")
 
     @contextlib.contextmanager
-    def _being(self, *, runs: bool, left: bool) -> Iterator[None]:
-        outer = self._runs, self._left
-        self._runs, self._left = runs, left
+    def _running(
+        self, loop: Literal["own", "user's", "left"], scheduler: Any = None
+    ) -> Iterator[None]:
+        outer = self._running_loop, self._other_scheduler
+        self._running_loop, self._other_scheduler = loop, scheduler
         try:
             yield
         finally:
-            self._runs, self._left = outer
+            if loop != "left":
+                self._done = getattr(self.scheduler, "timesteps", None)
+            self._running_loop, self._other_scheduler = outer
 
     def is_scheduled(self, read: Callable[[Any], float]) -> bool:
         """Return whether the scheduler runs the loop that makes a call of the transformer.
@@ -133,12 +132,12 @@ class DenoisingLoop:
         schedules may have timesteps in common.
         """
         scheduler = self.scheduler
-        if self._runs or scheduler is None:
+        if self._running_loop == "own" or scheduler is None:
             return True
         schedule = getattr(scheduler, "timesteps", None)
         if schedule is None or schedule is self._done or not was_set(scheduler):
             return False
-        if has_next(scheduler, read, behind_step=self._left):
+        if has_next(scheduler, read, behind_step=self._running_loop == "left"):
             return True
         self._done = schedule
         return False

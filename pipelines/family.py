@@ -45,9 +45,8 @@ class ModelFamily:
     # True if the tag replaces masks that calls pass, because they let everything through; else
     # calls with a mask are left alone.
     tags_over_masks: ClassVar[bool] = False
-    # By the class of a processor that does not dispatch its attention: makes one of it that does,
-    # with an `_attention_backend`.
-    own_processors: ClassVar[Mapping[type, Callable[[Any], Any]]] = MappingProxyType({})
+    # By the class of a processor that does not dispatch tagged attention: its mixin that does.
+    own_processors: ClassVar[Mapping[str, type]] = MappingProxyType({})
     # Arguments of a call whose attention cannot run sparse, and why.
     dense_arguments: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
@@ -63,6 +62,7 @@ class ModelFamily:
     # Steps, tokens and their order.
     timestep_argument: ClassVar[str] = "timestep"  # of the transformer
     timestep_scale: ClassVar[int] = 1  # by which pipelines divide the scheduler's timesteps
+    timestep_rises: ClassVar[bool] = False  # over a generation, where that of others falls
     uncalled_steps: ClassVar[int] = 0  # of `num_inference_steps`, that do not call the transformer
     # Rows and columns of latents where nobody names a size; None: pipelines have a default for it.
     default_latents: ClassVar[int | None] = None
@@ -70,6 +70,9 @@ class ModelFamily:
     # `patch_size`.
     token_patch: ClassVar[Grid | None] = None
     rotary_dim: ClassVar[int] = 0  # of the tokens, in the tensors that the rotary embedding returns
+    # Arguments of a call with something for each token of the grids, one tensor or several, and
+    # the dimension that the tokens are along.
+    token_arguments: ClassVar[Mapping[str, int]] = MappingProxyType({})
     # True if the grids behind the first one, as of reference images, leave before `last_name`.
     drops_last_grids: ClassVar[bool] = False
 

@@ -131,15 +131,12 @@ class PatchedFeedForward(PatchedModule):
     """Mixin of a patched feed-forward module: runs as one op where its weights can be read."""
 
     chipsparse_tag: torch.Tensor
-    chipsparse_channels: int
 
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Feed-forward for ``[B, N, C]``, or one sample ``[N, C]``."""
         if hidden_states.ndim == 2:
             return self.chipsparse_forward(hidden_states[None])[0]
-        return torch.ops.chipsparse.feed_forward(
-            hidden_states, self.chipsparse_tag, self.chipsparse_channels
-        )
+        return torch.ops.chipsparse.feed_forward(hidden_states, self.chipsparse_tag)
 
 
 class FeedForwardModule(FeedForwardSite):
@@ -151,12 +148,6 @@ class FeedForwardModule(FeedForwardSite):
         self._parts = parts
         self._module = getattr(block, name)
         super().__init__((block, self._module), [(self._module, PatchedFeedForward)])
-
-    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
-        """Also notes the channels of the result, which compiled code takes from the module."""
-        channels = self.linears().down.out_features
-        patches.set_attribute(self._module, "chipsparse_channels", channels)
-        super().patch(patches, tag)
 
     def linears(self) -> Linears:
         return linears_of(self._module, self._parts)
@@ -187,6 +178,22 @@ class PatchedParallelProjection(PatchedModule):
         )
 
 
+class PatchedOwner:
+    """Mixin of the module around the linears, which splits what the first gives by its widths."""
+
+    chipsparse_width: int  # channels of the layer's input
+
+    @property
+    def mlp_hidden_dim(self) -> int:
+        """Neurons; where the input itself comes in their place, its channels."""
+        return self.chipsparse_width if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
+
+    @property
+    def mlp_mult_factor(self) -> int:
+        """The number of rows of the projection that belong to a neuron."""
+        return 1 if runs_as_one(self) else self.__dict__["mlp_mult_factor"]
+
+
 class ParallelFeedForward(FeedForwardSite):
     """The feed-forward layer of a FLUX single block, which runs beside the attention.
 
@@ -198,14 +205,20 @@ class ParallelFeedForward(FeedForwardSite):
     owner: ClassVar[str] = ""  # the block's module that has them; here the block itself
     names: ClassVar[tuple[str, ...]] = ("proj_mlp", "act_mlp", "proj_out")
     first: ClassVar[type] = PatchedModule  # mixin of the first of them
-    widths: ClassVar[type | None] = None  # mixin of the owner, where that splits by widths
+    owner_splits: ClassVar[bool] = False  # what the first one gives, into attention and neurons
 
     def __init__(self, block: Any) -> None:
         self._owner = block.get_submodule(self.owner)
         self._modules = [without_adapters(getattr(self._owner, name)) for name in self.names]
         mixins = (self.first, PatchedModule, PatchedParallelProjection)
-        owner = [] if self.widths is None else [(self._owner, self.widths)]
+        owner = [(self._owner, PatchedOwner)] if self.owner_splits else []
         super().__init__((block, self._owner), [*owner, *zip(self._modules, mixins, strict=True)])
+
+    def patch(self, patches: Patches, tag: torch.Tensor) -> None:
+        if self.owner_splits:
+            width = self._modules[0].in_features
+            patches.set_attribute(self._owner, "chipsparse_width", width)
+        super().patch(patches, tag)
 
     def linears(self) -> Linears:
         """Both linears, whole: the attention's parts are included."""
@@ -261,22 +274,6 @@ class PatchedFusedProjection(PatchedModule):
         return torch.cat([projected, hidden_states.to(projected.dtype)], dim=-1)
 
 
-class PatchedParallelAttention:
-    """Mixin of the module around it, whose processor splits the projection by these widths."""
-
-    query_dim: int
-
-    @property
-    def mlp_hidden_dim(self) -> int:
-        """Neurons; where the input itself comes in their place, its channels."""
-        return self.query_dim if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
-
-    @property
-    def mlp_mult_factor(self) -> int:
-        """The number of rows of the projection that belong to a neuron."""
-        return 1 if runs_as_one(self) else self.__dict__["mlp_mult_factor"]
-
-
 class FusedParallelFeedForward(ParallelFeedForward):
     """The same in a FLUX.2 single block, whose first linear is one with the attention's.
 
@@ -287,7 +284,7 @@ class FusedParallelFeedForward(ParallelFeedForward):
     owner: ClassVar[str] = "attn"
     names: ClassVar[tuple[str, ...]] = ("to_qkv_mlp_proj", "mlp_act_fn", "to_out")
     first: ClassVar[type] = PatchedFusedProjection
-    widths: ClassVar[type | None] = PatchedParallelAttention
+    owner_splits: ClassVar[bool] = True
     processors: ClassVar[tuple[str, ...]] = (
         "Flux2ParallelSelfAttnProcessor",
         "Flux2KVParallelSelfAttnProcessor",
@@ -312,16 +309,6 @@ class PatchedHalves(PatchedModule):
         return torch.cat([hidden_states, torch.ones_like(hidden_states)], dim=-1)
 
 
-class PatchedGatedBlock:
-    """Mixin of the block around it, which splits the linear's output in halves of this width."""
-
-    proj_mlp: torch.nn.Linear
-
-    @property
-    def mlp_hidden_dim(self) -> int:
-        return self.proj_mlp.in_features if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
-
-
 class GatedParallelFeedForward(ParallelFeedForward):
     """The same in an Ovis-Image single block, which splits off the gate and applies it by itself.
 
@@ -330,7 +317,7 @@ class GatedParallelFeedForward(ParallelFeedForward):
     """
 
     first: ClassVar[type] = PatchedHalves
-    widths: ClassVar[type | None] = PatchedGatedBlock
+    owner_splits: ClassVar[bool] = True
 
     def form(self) -> Form | str:
         form = super().form()

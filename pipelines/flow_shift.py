@@ -11,12 +11,7 @@ import math
 from typing import Any
 
 # Ways to space the levels that take the place of the shift.
-OTHER_SPACINGS = (
-    "use_karras_sigmas",
-    "use_lu_lambdas",
-    "use_exponential_sigmas",
-    "use_beta_sigmas",
-)
+SPACINGS = ("use_karras_sigmas", "use_lu_lambdas", "use_exponential_sigmas", "use_beta_sigmas")
 
 
 def with_flow_shift(scheduler: Any, shift: float) -> Any:
@@ -30,7 +25,7 @@ def with_flow_shift(scheduler: Any, shift: float) -> Any:
     config, name = scheduler.config, type(scheduler).__name__
     if config.get("use_dynamic_shifting"):
         raise ValueError(f"{name} takes its flow shift from the size here (use_dynamic_shifting)")
-    for spacing in OTHER_SPACINGS:
+    for spacing in SPACINGS:
         if config.get(spacing):
             raise ValueError(
                 f"{name} spaces its noise levels without a flow shift here ({spacing})"

@@ -53,7 +53,6 @@ class HistoryAdapter(ModelAdapter):
     def install_tile_order(self) -> None:
         """Not as models without earlier frames, whose rotary embedding is made at once."""
         ModelAdapter.install_tile_order(self)
-        self.hook_inputs(self._note_indices)
         self.hook_output("rope", self._order_present, with_kwargs=True)
 
     @classmethod
@@ -63,14 +62,11 @@ class HistoryAdapter(ModelAdapter):
 
     def video_order(self) -> torch.Tensor | None:
         """Order of the present frames' tokens, int64 ``[N]``; None: unchanged."""
-        if self.session.tile_order is None or self.session.plan is None:
-            return None
-        order = self.session.tile_order[0]
-        earlier = order.numel() - math.prod(self.session.plan.layout.grids[-1])
-        return order[earlier:] - earlier
+        return self.grid_order(-1)
 
-    def _note_indices(self, arguments: dict[str, Any]) -> None:
+    def order_inputs(self, arguments: dict[str, Any]) -> None:
         """Makes sure that the present frames have numbers, which tell their rotary embedding."""
+        super().order_inputs(arguments)
         if arguments.get(self.present_indices) is None:
             batch, _, frames, *_ = arguments["hidden_states"].shape
             frames //= self.patch(self._model.config, 1)[0]

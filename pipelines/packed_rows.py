@@ -1,9 +1,8 @@
-"""The places of text, audio, conditions and the video in a packed sequence of them all."""
+"""The places of the video in a packed sequence of text, audio, conditions and itself."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
@@ -14,31 +13,17 @@ from chipsparse.pipelines.token_grids import grids_at
 DISABLE = "call chipsparse.disable(pipe) to run the model as it is"
 
 
-@dataclass(frozen=True, eq=False)
-class PackedRows:
-    """The rows of one packed sequence; all tensors int64, on the host."""
+def read_video(
+    position_ids: torch.Tensor, video_indices: torch.Tensor
+) -> tuple[Grid, torch.Tensor]:
+    """The grid of the video that is generated, and its rows; waits for the device.
 
-    grid: Grid  # of the video that is generated
-    video: torch.Tensor  # [V], where its tokens are, in raster order
-    others: torch.Tensor  # [S], where everything else is, in the sequence's order
-    conditions: torch.Tensor  # [C], those of the others that are rows of other videos and images
-
-
-def read_rows(
-    position_ids: torch.Tensor,
-    video_indices: torch.Tensor,
-    audio_indices: torch.Tensor,
-    text_indices: torch.Tensor,
-) -> PackedRows:
-    """The rows of a sequence of N; waits for the device.
-
-    The position ids ``[N, 3]`` are time, row and column of each row, in any unit. The video's
-    indices ``[V + C]`` name conditions first: the video that is generated is the last full grid of
-    rows that follow each other. The audio's are ``[A]``, the text's ``[T]``. Raises `ValueError`
-    where a row is named by no index or by several, or the last video rows form no grid.
+    The position ids ``[N, 3]`` are time, row and column of each row of the sequence, in any unit.
+    The video's indices ``[V + C]`` name conditions first: the video that is generated is the last
+    full grid of rows that follow each other. Its rows are int64 ``[V]`` in raster order, on the
+    host. Raises `ValueError` where the last video rows form no grid.
     """
     positions, video = position_ids.cpu(), video_indices.cpu()
-    _check_once((video, audio_indices.cpu(), text_indices.cpu()), len(positions))
     if video.numel() == 0:
         raise ValueError(
             f"the packed sequence has no video rows, so nothing can run sparse; {DISABLE}"
@@ -53,62 +38,22 @@ def read_rows(
             f"{last_rows.numel()}, from row {int(last_rows[0])} on, form no grid of frames, rows "
             f"and columns by their position_ids; {DISABLE}"
         )
-    own = video[-math.prod(grids[-1]) :]
-    rest = torch.ones(len(positions), dtype=torch.bool)
-    rest[own] = False
-    return PackedRows(grids[-1], own, rest.nonzero()[:, 0], video[: -own.numel()])
+    return grids[-1], video[-math.prod(grids[-1]) :]
 
 
 def video_last(
-    positions: torch.Tensor,
-    video: torch.Tensor,
-    others: torch.Tensor,
-    tiles: torch.Tensor | None = None,
+    positions: torch.Tensor, video: torch.Tensor, tiles: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The order of a sequence with its video behind all others, on the device of the positions.
+    """The order of a sequence with its video behind all others; waits for the device.
 
-    The video's rows ``[V]`` are in raster order, the others ``[S]``; the tiles ``[V]`` are the
-    order to put the video's rows in, None for theirs. Returned are the row at each place, and the
-    place of each row; int64 ``[S + V]``.
+    The positions ``[..., N]`` are those of all rows, the video's rows ``[V]`` in raster order. The
+    tiles ``[V]`` are the order to put the video's rows in, None for theirs. Returned are the row at
+    each place, and the place of each row, int64 ``[N]`` on the device of the positions.
     """
+    is_other = torch.ones(positions.shape[-1], dtype=torch.bool)
+    is_other[video.cpu()] = False
     video = video.to(positions.device)
     if tiles is not None:
         video = video[tiles.to(video.device)]
-    order = torch.cat([others.to(video.device), video])
+    order = torch.cat([is_other.nonzero()[:, 0].to(video.device), video])
     return order, inverse_order(order)
-
-
-def check_noise(rows: PackedRows, timestep: torch.Tensor, timestep_indices: torch.Tensor) -> None:
-    """Raises `ValueError` where conditions are noisier than the video; waits for the device.
-
-    The timesteps go from 0 (noise) to 1 (clean); ``timestep_indices`` ``[N]`` name each row's.
-    """
-    if rows.conditions.numel() == 0:
-        return
-    times = timestep.cpu()[timestep_indices.cpu()]
-    conditions, video = (float(times[part].min()) for part in (rows.conditions, rows.video))
-    if conditions < video:
-        raise ValueError(
-            "the packed rows are in an order that is not known: the last grid of video rows, at "
-            f"timestep {video:g}, is cleaner than rows before it, at {conditions:g}, which can "
-            f"then be no conditions; {DISABLE}"
-        )
-
-
-def _check_once(indices: tuple[torch.Tensor, ...], count: int) -> None:
-    """That the indices name each row of the sequence once."""
-    named = torch.cat(indices)
-    outside = named[(named < 0) | (named >= count)]
-    if outside.numel():
-        raise ValueError(
-            f"video_indices, audio_indices and text_indices name row {int(outside[0])} of a packed "
-            f"sequence of {count}"
-        )
-    times = named.bincount(minlength=count)
-    wrong = (times != 1).nonzero()
-    if wrong.numel():
-        row = int(wrong[0])
-        raise ValueError(
-            "video_indices, audio_indices and text_indices must name each row of the packed "
-            f"sequence once, but name row {row} {int(times[row])} times"
-        )

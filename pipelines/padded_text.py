@@ -8,7 +8,6 @@ the tag takes the place of a mask that would let everything through.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -16,8 +15,20 @@ import torch
 
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.bridge import LayerCall
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import patch_of, reorder_patches
+
+
+def leading_tokens(mask: torch.Tensor) -> tuple[int, ...] | None:
+    """The tokens that a mask ``[B, N]`` keeps of each sample; waits for the device.
+
+    The mask is not 0 where a token is valid. None where a sample has valid tokens behind padding.
+    """
+    valid = mask.bool().cpu()
+    lengths = valid.sum(dim=1)
+    if not torch.equal(valid, torch.arange(valid.shape[1]) < lengths[:, None]):
+        return None
+    return tuple(lengths.tolist())
 
 
 class PaddedTextAdapter(ModelAdapter):
@@ -37,7 +48,7 @@ class PaddedTextAdapter(ModelAdapter):
     rotary_name = "rope"
     last_name = "norm_out"
 
-    _leading_tokens = cached_property(lambda _: TensorFacts(leading_tokens))
+    _leading_tokens = remembered(leading_tokens)
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         for lengths in self._text_lengths(arguments).values():
@@ -108,15 +119,3 @@ class PaddedTextAdapter(ModelAdapter):
         """Order of the tokens that ``hidden_states`` make, int64 ``[N]``; None: unchanged."""
         order = self.session.tile_order
         return None if order is None else order[0]
-
-
-def leading_tokens(mask: torch.Tensor) -> tuple[int, ...] | None:
-    """The tokens that a mask ``[B, N]`` keeps of each sample; waits for the device.
-
-    The mask is not 0 where a token is valid. None where a sample has valid tokens behind padding.
-    """
-    valid = mask.bool().cpu()
-    lengths = valid.sum(dim=1)
-    if not torch.equal(valid, torch.arange(valid.shape[1]) < lengths[:, None]):
-        return None
-    return tuple(lengths.tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -43,11 +44,6 @@ class PatchedFamily(ModelFamily):
         """The self-attention modules, in layer order, each with a ``processor``."""
         return [getattr(block, self.attention_name) for block in self.blocks()]
 
-    def dispatching_processor(self, module: Any) -> Any | None:
-        """A processor in place of a self-attention module's own, or None: see `own_processors`."""
-        make = self.own_processors.get(type(module.processor))
-        return None if make is None else make(module.processor)
-
     def feed_forwards(self) -> list[FeedForwardSite]:
         return [FeedForwardModule(block, self.mlp_name, self.mlp_parts) for block in self.blocks()]
 
@@ -70,8 +66,8 @@ class PatchedFamily(ModelFamily):
 
     def install_tile_order(self) -> None:
         """Hooks the places where tokens enter, rotary embeddings are made, and tokens leave."""
-        if type(self).order_inputs is not PatchedFamily.order_inputs:
-            self.hook_inputs(self.order_inputs)
+        add = self._model.register_forward_pre_hook
+        self._patches.add_hook(add(self._change_inputs, with_kwargs=True))
         if self.embedding_name:
             self.hook_output(self.embedding_name, self.order_embedded)
         if self.rotary_name:
@@ -93,10 +89,13 @@ class PatchedFamily(ModelFamily):
     def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
         """The scheduler's own value of the timestep that the transformer is called with.
 
-        Only asked for where the scheduler does not tell its step; may wait for the device.
+        Only asked for where the scheduler does not tell its step; may wait for the device. Without
+        a schedule, one that rises is negative, so that it falls.
         """
         value = value_passed_as(timestep, schedule, lambda values: values / self.timestep_scale)
-        return largest(timestep) * self.timestep_scale if value is None else value
+        if value is not None:
+            return value
+        return largest(timestep) * (-1 if self.timestep_rises else self.timestep_scale)
 
     def row_of_loop(self) -> tuple[int | None, int | None]:
         """Step and number of steps of a loop whose steps are not the scheduler's, else None."""
@@ -128,14 +127,11 @@ class PatchedFamily(ModelFamily):
         return False
 
     def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
-        """Return whether `layout` can tell the sizes of a call; otherwise `observe` runs it."""
+        """Return whether `layout` can tell the sizes of a call; if not, it runs as the model's."""
         return True
 
-    def observe(
-        self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
-    ) -> Any:
-        """Runs a call outside of the session, and learns from it."""
-        raise NotImplementedError
+    def observe(self, context: StepContext, arguments: dict[str, Any]) -> None:
+        """Prepares a call that is not known, and reports why it runs as the model's."""
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call of the transformer, by name."""
@@ -150,7 +146,7 @@ class PatchedFamily(ModelFamily):
         """All of the transformer's output in one tensor, of which skipped calls are made."""
         return result[0]
 
-    def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
+    def wrap_output(self, output: Any, arguments: dict[str, Any]) -> Any:
         """The transformer's output from what is held of it, as ``return_dict`` asks."""
         if not arguments.get("return_dict", True):
             return (output,)
@@ -158,18 +154,13 @@ class PatchedFamily(ModelFamily):
 
     # Tile order, for the hooks that `install_tile_order` installs.
 
-    def hook_inputs(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Lets the transformer's arguments be changed, by name, in calls whose layers are ours."""
-
-        def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not (self.session.attends or self.split is not None):
-                return None
-            arguments = self.named(args, kwargs)
-            change(arguments)
-            return (), arguments
-
-        add = self._model.register_forward_pre_hook
-        self._patches.add_hook(add(hook, with_kwargs=True))
+    def _change_inputs(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward pre-hook of the transformer: orders its inputs where its layers are ours."""
+        if not (self.session.attends or self.split is not None):
+            return None
+        arguments = self.named(args, kwargs)
+        self.order_inputs(arguments)
+        return (), arguments
 
     def replace_method(self, name: str, method: Callable[..., Any]) -> None:
         """Puts a method in the place of the model's own, which it gets before the arguments."""
@@ -189,8 +180,34 @@ class PatchedFamily(ModelFamily):
             tensor = tensor.index_select(dim, order.to(tensor.device))
         return tensor if self.split is None else self.split.own_grid(tensor, dim)
 
+    def grid_order(self, grid: int) -> torch.Tensor | None:
+        """The order of the tokens of one grid, int64 ``[N]``; None: unchanged."""
+        if self.session.tile_order is None or self.session.plan is None:
+            return None
+        order, _ = self.session.tile_order
+        sizes = [math.prod(sides) for sides in self.session.plan.layout.grids]
+        first = sum(sizes[:grid])
+        return order[first : first + sizes[grid]] - first
+
+    def ordered_beside_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """A tensor with the grid's tokens, and text before or behind them, along a dimension."""
+        if self.session.plan is None or not self.moves_tokens:
+            return tensor
+        tokens = self.session.plan.layout.grid_tokens
+        if self.text_place == "first":
+            text, grid = tensor.tensor_split([tensor.shape[dim] - tokens], dim)
+            return torch.cat([text, self.ordered(grid, dim)], dim)
+        grid, text = tensor.tensor_split([tokens], dim)
+        return torch.cat([self.ordered(grid, dim), text], dim)
+
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Puts what the transformer is given for each token in order, by argument."""
+        """Puts what the transformer is given for each token in order: the `token_arguments`."""
+        for name, dim in self.token_arguments.items():
+            given = arguments.get(name)
+            if isinstance(given, torch.Tensor):
+                arguments[name] = self.ordered(given, dim)
+            elif given is not None:
+                arguments[name] = [self.ordered(tensor, dim) for tensor in given]
 
     def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         """Forward hook of the module that makes tokens of latents."""
@@ -199,12 +216,6 @@ class PatchedFamily(ModelFamily):
     def ordered_rotary(self, _module: Any, _args: Any, output: Any) -> Any:
         """Forward hook of a rotary embedding: what it made for the grid's tokens, `ordered`."""
         return tuple(self.ordered(part, self.rotary_dim) for part in output)
-
-    def order_residuals(self, arguments: dict[str, Any], *names: str) -> None:
-        """Orders the residuals of a ControlNet: lists of tensors ``[B, N, C]``, where given."""
-        for name in names:
-            if arguments.get(name) is not None:
-                arguments[name] = [self.ordered(residual, 1) for residual in arguments[name]]
 
     def own_text(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         return tensor if self.split is None else self.split.own_text(tensor, dim)
@@ -216,14 +227,16 @@ class PatchedFamily(ModelFamily):
         return hidden, self.own_text(text, 1)
 
     def restore_order(self, _module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        """Forward pre-hook of what takes the grid's tokens ``[B, N, C]`` last, in raster order.
+        """Forward pre-hook of what takes the grid's tokens last, in raster order."""
+        hidden, *rest = args
+        return (self.restored(hidden), *rest)
+
+    def restored(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The grid's tokens ``[B, N, C]`` of all processes, in raster order.
 
         The model may have dropped the first grids, as of earlier frames, or the last ones
         (`drops_last_grids`).
         """
-        if not self.moves_tokens:
-            return None
-        hidden, *rest = args
         if self.split is not None:
             hidden = self.split.whole_grid(hidden)
         if self.session.tile_order is not None:
@@ -232,4 +245,4 @@ class PatchedFamily(ModelFamily):
             inverse = inverse[: dropped + hidden.shape[1]]
             inverse = inverse[dropped:] - dropped
             hidden = hidden.index_select(1, inverse.to(hidden.device))
-        return (hidden, *rest)
+        return hidden

@@ -1,15 +1,14 @@
 """Attention processors: for models whose own ones dispatch no attention, or pass no mask on.
 
-A family's processor computes what the stock one does, but hands q, k and v to diffusers'
+A family's mixin of the stock processor computes what that does, but hands q, k and v to diffusers'
 dispatcher, and so to our backend. It does that for tagged calls only: all others are the stock
-processor's, which it keeps. Where a stock processor takes no mask, or reshapes it, its
-``_parallel_config`` carries the tag.
+processor's. Where a stock processor takes no mask, or reshapes it, its ``_parallel_config`` carries
+the tag.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,18 +19,18 @@ from chipsparse.pipelines.patches import TAG
 
 
 class DispatchingProcessor:
-    """The part that these processors share."""
+    """The part that mixins of processors without a backend share."""
 
     # PyTorch's own attention, as in the stock processor, until somebody names another one.
     _attention_backend: Any = AttentionBackendName.NATIVE
     _parallel_config: Any = None
 
-    def __init__(self, stock: Any) -> None:
-        self.stock = stock
 
+class JointProcessor(DispatchingProcessor):
+    """Mixin of a processor of joint attention; the tag comes as the attention mask.
 
-class MaskTaggedProcessor(DispatchingProcessor):
-    """A processor of joint attention whose tag comes as the attention mask."""
+    Video or image tokens stand before the text, and each stream has linears of its own.
+    """
 
     def __call__(
         self,
@@ -43,14 +42,36 @@ class MaskTaggedProcessor(DispatchingProcessor):
     ) -> Any:
         """Video or image ``[B, N, C]`` and text ``[B, T, C']``, of which it returns the same."""
         stated: Any = (hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
-        if encoder_hidden_states is None or not is_tag(attention_mask):
-            return self.stock(attn, *stated)
+        # Masks have more dimensions than a tag (`make_tag`).
+        is_tagged = attention_mask is not None and attention_mask.ndim == 1
+        if encoder_hidden_states is None or not is_tagged:
+            return super().__call__(attn, *stated)  # type: ignore[misc]
         return self.attend(attn, *stated)
 
     def attend(
         self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        raise NotImplementedError
+        """Both streams after attention to each other."""
+        query, key, value = _stream(
+            hidden, attn, [attn.to_q, attn.to_k, attn.to_v], [attn.norm_q, attn.norm_k, None]
+        )
+        others = _stream(
+            text,
+            attn,
+            [attn.add_q_proj, attn.add_k_proj, attn.add_v_proj],
+            [attn.norm_added_q, attn.norm_added_k, None],
+        )
+        own = [self.rotated(query, rotary), self.rotated(key, rotary), value]
+        query, key, value = (torch.cat(pair, dim=1) for pair in zip(own, others, strict=True))
+        output = dispatch(self, query, key, value, tag=tag).to(query.dtype)
+        first, behind = output.split([hidden.shape[1], text.shape[1]], dim=1)
+        project, dropout = attn.to_out
+        project_text = getattr(attn, "to_add_out", None)  # the last block has no use for the text
+        return dropout(project(first)), behind if project_text is None else project_text(behind)
+
+    def rotated(self, states: torch.Tensor, rotary: Any) -> torch.Tensor:
+        """Queries or keys of the first stream behind the rotary embedding, if there is one."""
+        return states
 
 
 def dispatch(
@@ -66,58 +87,24 @@ def dispatch(
     return output.flatten(2, 3)
 
 
-def is_tag(mask: torch.Tensor | None) -> bool:
-    """Return whether a mask is a layer's tag (`make_tag`): masks have more dimensions."""
-    return mask is not None and mask.ndim == 1
-
-
 def split_heads(states: torch.Tensor, attention: Any) -> torch.Tensor:
     """``[B, N, H * D]`` as ``[B, N, H, D]``."""
     return states.unflatten(2, (attention.heads, -1))
 
 
-def joint_attention(
-    processor: Any,
-    attention: Any,
-    hidden: torch.Tensor,
-    text: torch.Tensor,
-    tag: torch.Tensor | None,
-    turned: Callable[[torch.Tensor], torch.Tensor] = lambda states: states,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two streams after attention to each other, each with linears of its own.
-
-    Video or image tokens ``[B, N, C]`` stand before text ``[B, T, C']``. `turned` applies the
-    rotary embedding to queries and keys of the first stream.
-    """
-
-    def stream(states: torch.Tensor, linears: list[Any], norms: list[Any]) -> list[torch.Tensor]:
-        return [
-            normed(split_heads(linear(states), attention), norm)
-            for linear, norm in zip(linears, norms, strict=True)
-        ]
-
-    query, key, value = stream(
-        hidden,
-        [attention.to_q, attention.to_k, attention.to_v],
-        [attention.norm_q, attention.norm_k, None],
-    )
-    others = stream(
-        text,
-        [attention.add_q_proj, attention.add_k_proj, attention.add_v_proj],
-        [attention.norm_added_q, attention.norm_added_k, None],
-    )
-    own = [turned(query), turned(key), value]
-    query, key, value = (torch.cat(pair, dim=1) for pair in zip(own, others, strict=True))
-    output = dispatch(processor, query, key, value, tag=tag).to(query.dtype)
-    first, behind = output.split([hidden.shape[1], text.shape[1]], dim=1)
-    project, dropout = attention.to_out
-    project_text = getattr(attention, "to_add_out", None)  # the last block has no use for the text
-    return dropout(project(first)), behind if project_text is None else project_text(behind)
-
-
 def normed(states: torch.Tensor, norm: Any | None) -> torch.Tensor:
     """Queries or keys behind the norm of each head, if there is one."""
     return states if norm is None else norm(states)
+
+
+def _stream(
+    states: torch.Tensor, attention: Any, linears: list[Any], norms: list[Any]
+) -> list[torch.Tensor]:
+    """Query, key and value of one stream, behind their norms."""
+    return [
+        normed(split_heads(linear(states), attention), norm)
+        for linear, norm in zip(linears, norms, strict=True)
+    ]
 
 
 class ProcessorTaggingAdapter(ModelAdapter):

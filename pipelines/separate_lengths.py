@@ -41,7 +41,10 @@ class SeparateLengths(ModelAdapter):
         lengths = self.prompt_lengths(arguments)
         self.lengths, self._branches, self._samples = lengths, 1, None
         distinct = list(dict.fromkeys(lengths or ()))
-        if len(distinct) < 2 or torch.is_grad_enabled() or self._runs_together(arguments):
+        together = len(distinct) < 2 or torch.is_grad_enabled()
+        if not together and self.split is None:  # the model masks them where nothing is sparse
+            together = SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
+        if together:
             return super().call(forward, args, kwargs)
         self._branches = len(distinct)
         position = {"name": "call", **self.named_position}
@@ -61,12 +64,6 @@ class SeparateLengths(ModelAdapter):
             order += rows
         output = torch.cat(outputs)
         return self.wrap_output(output[torch.tensor(order).argsort().to(output.device)], arguments)
-
-    def _runs_together(self, arguments: dict[str, Any]) -> bool:
-        """Return whether one process alone runs it, and no step of a generation can be sparse."""
-        if self.split is not None:
-            return False
-        return SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
 
 
 def rows_of(arguments: dict[str, Any], rows: list[int], batch: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import torch
@@ -29,6 +30,11 @@ class TensorFacts(Generic[Fact]):
             seen = [(TensorWeakRef(tensor), _version(tensor)) for tensor in tensors]
             self._known[tensors[0]] = known = (seen, self._read(*tensors))
         return known[1]
+
+
+def remembered(read: Callable[..., Fact]) -> cached_property[TensorFacts[Fact]]:
+    """An attribute of a class: the `TensorFacts` of each instance."""
+    return cached_property(lambda _: TensorFacts(read))
 
 
 def _version(tensor: torch.Tensor) -> int | None:

@@ -11,8 +11,7 @@ from chipsparse.cli.model.description import default_arguments
 from chipsparse.cli.views.sections import Facts, Record, Result, Section
 from chipsparse.config import Part
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.other_classes import OTHER_CLASSES
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import ADAPTERS, OTHER_CLASSES
 
 PIPELINES = (
     "plain and modular ones of diffusers; a modular one calls the transformer once for each branch "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ import torch
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.feed_forward_forms import MLPParts
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import patch_of, patched, reorder_patches
 
 MASK, IMAGES = "encoder_attention_mask", "context_latents"
@@ -42,7 +40,7 @@ class BriaFibo2Adapter(ModelAdapter):
     drops_last_grids = True
     last_name = "final_layer"
 
-    _lengths_of = cached_property(lambda _: TensorFacts(lambda mask: mask.sum(dim=1).tolist()))
+    _lengths_of = remembered(lambda mask: mask.sum(dim=1).tolist())
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
@@ -87,23 +85,13 @@ class BriaFibo2Adapter(ModelAdapter):
         super().install_tile_order()
         self.replace_method("create_coordinate_grid", self._places)
 
-    def _order_of(self, image: int) -> torch.Tensor:
-        """The order of one image's tokens, int64 ``[N]``, where tokens are put in order."""
-        assert self.session.tile_order is not None
-        assert self.session.plan is not None
-        sizes = [math.prod(grid) for grid in self.session.plan.layout.grids]
-        first = sum(sizes[:image])
-        return self.session.tile_order[0][first : first + sizes[image]] - first
-
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        if self.session.tile_order is None:
-            return
         images = [arguments["hidden_states"], *(arguments.get(IMAGES) or ())]
         patch = patch_of(self._model.config)
-        arguments["hidden_states"], *others = (
-            reorder_patches(latents[:, :, None], patch, self._order_of(image))[:, :, 0]
-            for image, latents in enumerate(images)
-        )
+        for image, latents in enumerate(images):
+            if (order := self.grid_order(image)) is not None:
+                images[image] = reorder_patches(latents[:, :, None], patch, order)[:, :, 0]
+        arguments["hidden_states"], *others = images
         if others:
             arguments[IMAGES] = others
 
@@ -113,10 +101,10 @@ class BriaFibo2Adapter(ModelAdapter):
         """The ids of an image's tokens ``[1, H, W, 3]`` in their order; those of the gist as is."""
         ids: torch.Tensor = stock(size, start, device)
         image = (start or (0,))[0] - self._model.config.max_num_gist_tokens - 1
-        if image < 0 or self.session.tile_order is None:
+        order = self.grid_order(image) if image >= 0 else None
+        if order is None:
             return ids
-        order = self._order_of(image).to(ids.device)
-        return ids.flatten(0, 2).index_select(0, order).view_as(ids)
+        return ids.flatten(0, 2).index_select(0, order.to(ids.device)).view_as(ids)
 
 
 def _gist_counts(config: Mapping[str, Any], text_lengths: list[int]) -> list[int]:

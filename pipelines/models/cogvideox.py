@@ -7,19 +7,18 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from diffusers.models.attention_processor import CogVideoXAttnProcessor2_0
 from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.processors import MaskTaggedProcessor, dispatch, normed, split_heads
+from chipsparse.pipelines.processors import JointProcessor, dispatch, normed, split_heads
 from chipsparse.pipelines.token_grids import patch_of, patched
 
 MASKED = "the call has a mask of its own"
 
 
-class CogVideoXProcessor(MaskTaggedProcessor):
-    """Joint attention of the text and, behind it, the video; only the video's is rotated."""
+class CogVideoXProcessor(JointProcessor):
+    """Joint attention of the text and, behind it, the video, whose rows alone are rotated."""
 
     def attend(
         self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
@@ -53,10 +52,11 @@ class CogVideoXAdapter(ModelAdapter):
     guides_in_batch = True
     cuts_at_blocks = True
     attention_name = "attn1"
-    own_processors = MappingProxyType({CogVideoXAttnProcessor2_0: CogVideoXProcessor})
+    own_processors = MappingProxyType({"CogVideoXAttnProcessor2_0": CogVideoXProcessor})
     text_place = "first"
     embedding_name = "patch_embed"
     last_name = "norm_final"
+    token_arguments = MappingProxyType({"image_rotary_emb": 0})
 
     @classmethod
     def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
@@ -79,15 +79,5 @@ class CogVideoXAdapter(ModelAdapter):
         mask = (arguments.get("attention_kwargs") or {}).get("attention_mask")
         return None if mask is None else MASKED
 
-    def order_embedded(
-        self, _module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor
-    ) -> torch.Tensor:
-        if not self.moves_tokens:
-            return output
-        text = args[0].shape[1]
-        return torch.cat([output[:, :text], self.ordered(output[:, text:], 1)], dim=1)
-
-    def order_inputs(self, arguments: dict[str, Any]) -> None:
-        rotary = arguments.get("image_rotary_emb")
-        if rotary is not None:
-            arguments["image_rotary_emb"] = tuple(self.ordered(part, 0) for part in rotary)
+    def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return self.ordered_beside_text(output, 1)

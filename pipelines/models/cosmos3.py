@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.packed_rows import video_last
 from chipsparse.pipelines.processors import ProcessorTaggingAdapter
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.step import StepContext
 
 STREAMS = ("vision", "sound", "action")
@@ -48,7 +47,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     exact_text = True
     shares_keys = True
 
-    _orders = cached_property(lambda _: TensorFacts(read_order))
+    _orders = remembered(video_last)
     _began: tuple[int, tuple[Grid, ...]] = (0, ())  # a generation and its first grids
 
     @classmethod
@@ -110,18 +109,14 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
             self._began = context.generation, grids
         return makes_frames(arguments) and grids == self._began[1]
 
-    def observe(
-        self, context: StepContext, arguments: dict[str, Any], forward: Callable[[], Any]
-    ) -> Any:
-        with self.outside_of_session(context):
-            if makes_frames(arguments):
-                self.session.report.fall_back(f"calls of branch {context.branch} {OTHER_GRIDS}")
-                return forward()
-            self.session.reset()
-            self.session.report.run_dense(ACTIONS_ALONE)
-            for site in self.feed_forward_sites:
-                site.run_as(None)
-            return forward()
+    def observe(self, context: StepContext, arguments: dict[str, Any]) -> None:
+        if makes_frames(arguments):
+            self.session.report.fall_back(f"calls of branch {context.branch} {OTHER_GRIDS}")
+            return
+        self.session.reset()
+        self.session.report.run_dense(ACTIONS_ALONE)
+        for site in self.feed_forward_sites:
+            site.run_as(None)
 
     def _not_captured_reason(self) -> str | None:
         """Also where first and last steps compute with weights in FP8 in another way."""
@@ -134,12 +129,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         tiles = (self.session.tile_order or ())[:1]
         video, positions = arguments["vision_sequence_indexes"], arguments["position_ids"]
-        first, order, place = self._orders(video, positions, *tiles)
-        if first < arguments["und_len"]:
-            raise ValueError(
-                f"row {first} is one of a video by vision_sequence_indexes, but of the prompt by "
-                f"und_len={arguments['und_len']}"
-            )
+        order, place = self._orders(positions, video, *tiles)
         arguments["position_ids"] = positions.index_select(-1, order)
         for name in INDICES:
             if arguments.get(name) is not None:
@@ -149,17 +139,3 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
 def makes_frames(arguments: Mapping[str, Any]) -> bool:
     """Return whether the report is to say anything of a video in this call."""
     return bool(arguments["vision_mse_loss_indexes"].numel() > 0)
-
-
-def read_order(
-    video: torch.Tensor, positions: torch.Tensor, tiles: torch.Tensor | None = None
-) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """The order of a sequence with its video last; waits for the device.
-
-    The video's rows ``[V]`` are in raster order; the positions ``[N]`` or ``[3, N]`` are those of
-    all rows. For the tiles see `video_last`. Returned are the first row of the video, the row at
-    each place, and the place of each row, as int64 ``[N]``.
-    """
-    others = torch.ones(positions.shape[-1], dtype=torch.bool)
-    others[video.cpu()] = False
-    return int(video.min()), *video_last(video, video, others.nonzero()[:, 0], tiles)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from diffusers.models.transformers.transformer_hidream_image import HiDreamAttnProcessor, apply_rope
+from diffusers.models.transformers.transformer_hidream_image import apply_rope
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
@@ -42,7 +42,7 @@ class HiDreamProcessor(DispatchingProcessor):
         """``[B, N, C]``, or the image's and the text's."""
         if self._parallel_config is None:  # no tag
             stated = (hidden_states, hidden_states_masks, encoder_hidden_states, image_rotary_emb)
-            return self.stock(attn, *stated, *args, **kwargs)
+            return super().__call__(attn, *stated, *args, **kwargs)  # type: ignore[misc]
         assert image_rotary_emb is not None
         query, key, value = self._states(attn, hidden_states, "")
         if hidden_states_masks is not None:
@@ -52,12 +52,7 @@ class HiDreamProcessor(DispatchingProcessor):
             query, key, value = (
                 torch.cat(pair, dim=1) for pair in zip((query, key, value), text, strict=True)
             )
-        turned = 2 * image_rotary_emb.shape[-3]  # channels of each head; it may leave others
-        parts = apply_rope(query[..., :turned], key[..., :turned], image_rotary_emb)
-        query, key = (
-            torch.cat([part, states[..., turned:]], dim=-1)
-            for part, states in zip(parts, (query, key), strict=True)
-        )
+        query, key = apply_rope(query, key, image_rotary_emb)
         output = dispatch(self, query, key, value).to(query.dtype)
         if encoder_hidden_states is None:
             return attn.to_out(output)
@@ -97,7 +92,7 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     timestep_argument = "timesteps"
     attention_name = "attn1"
     mlp_parts = MLPParts("w3", "w2", "w1")
-    own_processors = MappingProxyType({HiDreamAttnProcessor: HiDreamProcessor})
+    own_processors = MappingProxyType({"HiDreamAttnProcessor": HiDreamProcessor})
 
     def blocks(self) -> list[Any]:
         model = self._model
@@ -172,7 +167,7 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         return self.ordered(patches, 1), masks, sizes, self.ordered(places, 1)
 
     def _unpatchify(self, stock: Callable[..., Any], tokens: torch.Tensor, *args: Any) -> Any:
-        return stock(*(self.restore_order(self._model, (tokens,)) or (tokens,)), *args)
+        return stock(self.restored(tokens), *args)
 
 
 def neurons(width: int) -> int:

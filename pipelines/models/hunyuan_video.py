@@ -1,4 +1,4 @@
-"""HunyuanVideo (``HunyuanVideoTransformer3DModel``), SkyReels, and FramePack's variant of it."""
+"""HunyuanVideo (``HunyuanVideoTransformer3DModel``), SkyReels, FramePack's variant, and 1.5."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.double_and_single import DoubleAndSingleBlocks
 from chipsparse.pipelines.history import HistoryAdapter
 from chipsparse.pipelines.padded_text import PaddedTextAdapter
+from chipsparse.pipelines.processors import JointProcessor
+from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import patch_of
 
 TOKEN_REPLACE = "token_replace"
@@ -76,3 +79,49 @@ class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
     def ordered_places(self, output: Any, order: torch.Tensor) -> Any:
         """Orders cosines and sines, both ``[N, D]``."""
         return tuple(part.index_select(0, order.to(part.device)) for part in output)
+
+
+class HunyuanVideo15Processor(JointProcessor):
+    """Joint attention of a processor that makes a mask of all pairs of whatever it is given."""
+
+    _attention_backend = None  # as in the stock processor: the one that is active in diffusers
+
+    def rotated(self, states: torch.Tensor, rotary: Any) -> torch.Tensor:
+        return apply_rotary_emb(states, rotary, sequence_dim=1)
+
+
+class HunyuanVideo15Adapter(PaddedTextAdapter):
+    """Joint attention and video feed-forward layers of all blocks.
+
+    The text is that of a multimodal language model, a glyph encoder's, and the embedding of an
+    image; the model puts what is valid of each in front of all padding. Each is cut before it
+    enters the model, the image's embedding to nothing where there is no image (all zeros).
+    Text columns are always kept, and the text's feed-forward layers stay dense.
+    """
+
+    transformer_class = "HunyuanVideo15Transformer3DModel"
+    families = "HunyuanVideo 1.5: text and image to video (from Python only)"
+    sparse_attention = "joint attention"
+    sparse_mlp = "feed-forward of the video tokens"
+    shares_tokens = True
+    mlp_sees_text = False
+    own_processors = MappingProxyType({"HunyuanVideo15AttnProcessor2_0": HunyuanVideo15Processor})
+    text_masks = MappingProxyType(
+        {
+            "encoder_hidden_states": "encoder_attention_mask",
+            "encoder_hidden_states_2": "encoder_attention_mask_2",
+        }
+    )
+
+    # True unless an embedding ``[B, N, C]`` is all zeros; waits for the device.
+    _holds_image = remembered(lambda embeds: bool(embeds.any()))
+
+    @classmethod
+    def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
+        """Plain pipelines of this family have a guider."""
+        return getattr(getattr(pipe, "guider", None), "num_conditions", 1) > 1
+
+    def kept_text(self, arguments: dict[str, Any]) -> dict[str, int]:
+        image = arguments["image_embeds"]
+        tokens = image.shape[1] if self._holds_image(image) else 0
+        return {**super().kept_text(arguments), "image_embeds": tokens}

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
-from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.feed_forward_forms import MLPParts
@@ -76,17 +75,13 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
         (batch, *_), *rest = args
         return ((batch, *self._grid()), *rest)
 
-    def ordered_rotary(self, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-        return self.order_embedded(module, args, output)
+    ordered_rotary = order_embedded
 
-    def restore_order(self, module: Any, args: tuple[torch.Tensor, ...]) -> Any:
-        tokens, *rest = args
-        restored = super().restore_order(module, (tokens.flatten(1, 3),))
-        if restored is None:
-            return None
-        if self.split is None:
-            return (restored[0].view(tokens.shape), *rest)
-        return (restored[0].unflatten(1, self._grid()), *rest)
+    def restored(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The tokens ``[B, T, H, W, C]``, of which a process had a part as one row."""
+        tokens = super().restored(hidden.flatten(1, 3))
+        shape = hidden.shape[1:4] if self.split is None else self._grid()
+        return tokens.unflatten(1, shape)
 
     def _grid(self) -> Grid:
         assert self.session.plan is not None
@@ -100,7 +95,7 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
         if not arguments.get("return_dict", True):
             return output
-        return Transformer2DModelOutput(sample=output)
+        return super().wrap_output(output, arguments)
 
 
 class Kandinsky6Adapter(VideoWithSound, Kandinsky5Adapter):

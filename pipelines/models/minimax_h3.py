@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ from diffusers.models.modeling_utils import get_parameter_dtype
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.execution import Execution
-from chipsparse.pipelines.packed_rows import PackedRows, check_noise, read_rows, video_last
+from chipsparse.pipelines.packed_rows import read_video, video_last
 from chipsparse.pipelines.streams import VideoWithSound
-from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.pipelines.tensor_facts import remembered
 
 INDICES = ("video_indices", "audio_indices", "text_indices")
 PER_ROW = ("position_ids", "token_tags", "timestep_indices")
@@ -43,15 +42,16 @@ class MiniMaxH3Adapter(VideoWithSound):
     sparse_mlp = "feed-forward (gated) of the video rows"
     why_whole = "it finds rows of text, sound and video by their places among all rows"
     guidance_argument = None
+    timestep_rises = True
     uncalled_steps = 1  # the scheduler counts the end
     text_place = "first"  # and whatever else is no row of the generated video
     exact_text = True
     mlp_linears = 3
     output_class = "transformer_minimax_h3", "MiniMaxH3TransformerOutput"
 
-    _rows = cached_property(lambda _: TensorFacts(read_rows))
-    _orders = cached_property(lambda _: TensorFacts(video_last))  # captured steps read them there
-    _checked: PackedRows | None = None
+    _videos = remembered(read_video)
+    # Captured steps read them there.
+    _orders = remembered(lambda positions, *rows: video_last(positions.T, *rows))
 
     @classmethod
     def planned_text(cls, text_tokens: int, latents: Grid) -> int:
@@ -59,10 +59,12 @@ class MiniMaxH3Adapter(VideoWithSound):
         return text_tokens + audio_rows(latents[0])
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        return (self._rows_of(arguments).grid,)
+        grid, _ = self._video(arguments)
+        return (grid,)
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
-        return self._rows_of(arguments).others.numel()
+        _, rows = self._video(arguments)
+        return len(arguments["position_ids"]) - len(rows)
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         """A note if conditions take up all that sparse steps keep: each picture has many rows."""
@@ -81,14 +83,8 @@ class MiniMaxH3Adapter(VideoWithSound):
         ]
 
     def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:
-        row = self._rows_of(arguments).video[-1]
-        return arguments["timestep"][arguments["timestep_indices"][row]]
-
-    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The timestep, or its negative where no schedule has it: H3's rise where others fall."""
-        value = float(timestep)
-        known = schedule is not None and bool((torch.as_tensor(schedule) == value).any())
-        return value if known else -value
+        _, rows = self._video(arguments)
+        return arguments["timestep"][arguments["timestep_indices"][rows[-1]]]
 
     def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
         return [arguments[name].shape[1:] for name in ("hidden_states", "audio_hidden_states")]
@@ -100,17 +96,14 @@ class MiniMaxH3Adapter(VideoWithSound):
             return execution
         return replace(execution, dtype=get_parameter_dtype(self._model.context_embedder))
 
-    def _rows_of(self, arguments: dict[str, Any]) -> PackedRows:
-        """The rows of a call; reads each sequence once, which waits for the device."""
-        rows = self._rows(*(arguments[name] for name in ("position_ids", *INDICES)))
-        if rows is not self._checked:
-            check_noise(rows, arguments["timestep"], arguments["timestep_indices"])
-            self._checked = rows
-        return rows
+    def _video(self, arguments: dict[str, Any]) -> tuple[Grid, torch.Tensor]:
+        """The grid and the rows of a call's video; reads each sequence once."""
+        return self._videos(arguments["position_ids"], arguments["video_indices"])
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
-        rows, tiles = self._rows_of(arguments), (self.session.tile_order or ())[:1]
-        order, place = self._orders(arguments["position_ids"], rows.video, rows.others, *tiles)
+        _, rows = self._video(arguments)
+        tiles = (self.session.tile_order or ())[:1]
+        order, place = self._orders(arguments["position_ids"], rows, *tiles)
         for name in PER_ROW:
             arguments[name] = arguments[name].index_select(0, order)
         for name in INDICES:

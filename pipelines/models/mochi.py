@@ -9,28 +9,27 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers.models.attention_processor import MochiAttnProcessor2_0
 
 from chipsparse.layers.state import StepState
 from chipsparse.pipelines.bridge import LayerCall
-from chipsparse.pipelines.denoising_loop import largest, value_passed_as
 from chipsparse.pipelines.padded_text import leading_tokens
-from chipsparse.pipelines.processors import MaskTaggedProcessor, joint_attention
+from chipsparse.pipelines.processors import JointProcessor
 from chipsparse.pipelines.separate_lengths import SeparateLengths
 
 GAPS = "the prompt's mask has gaps"
 
 
-class MochiProcessor(MaskTaggedProcessor):
+class MochiProcessor(JointProcessor):
     """Joint attention of the video and, behind it, the text; the adapter leaves its padding out."""
 
-    def attend(
-        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        def turned(states: torch.Tensor) -> torch.Tensor:
-            return states if rotary is None else rotated(states, *rotary)
-
-        return joint_attention(self, attn, hidden, text, tag, turned)
+    def rotated(self, states: torch.Tensor, rotary: Any) -> torch.Tensor:
+        """Turns pairs of neighbouring channels of ``[B, N, H, D]`` by angles ``[N, H, D / 2]``."""
+        if rotary is None:
+            return states
+        cosines, sines = rotary
+        even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack([even * cosines - odd * sines, even * sines + odd * cosines], dim=-1)
+        return turned.flatten(-2).to(states.dtype)
 
 
 class MochiAdapter(SeparateLengths):
@@ -46,11 +45,12 @@ class MochiAdapter(SeparateLengths):
     sparse_mlp = "feed-forward of the video tokens (gated)"
     shares_tokens = True
     cuts_at_blocks = True
+    timestep_rises = True
     attention_name = "attn1"
     mlp_sees_text = False
     mlp_linears = 3
     tags_over_masks = True  # the prompt's, which the adapter has read
-    own_processors = MappingProxyType({MochiAttnProcessor2_0: MochiProcessor})
+    own_processors = MappingProxyType({"MochiAttnProcessor2_0": MochiProcessor})
 
     embedding_name = "patch_embed"
     rotary_name = "rope"
@@ -64,11 +64,6 @@ class MochiAdapter(SeparateLengths):
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:
         return self._padded_length if self.lengths is None else max(self.lengths)
-
-    def scheduled_timestep(self, timestep: Any, schedule: Any) -> float:
-        """The scheduler's value, else the negative: Mochi's timesteps rise where others fall."""
-        value = value_passed_as(timestep, schedule)
-        return -largest(timestep) if value is None else value
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         """Only the stock processor knows what to do with a mask that has gaps."""
@@ -110,10 +105,3 @@ class MochiAdapter(SeparateLengths):
         assert state is not None
         samples = output.reshape(-1, state.plan.layout.grid_tokens, output.shape[-1])
         return self.ordered(samples, 1)  # the model joins the frames of each sample
-
-
-def rotated(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turns pairs of neighbouring channels of ``[B, N, H, D]`` by angles ``[N, H, D / 2]``."""
-    even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([even * cosines - odd * sines, even * sines + odd * cosines], dim=-1)
-    return turned.flatten(-2).to(states.dtype)

@@ -7,24 +7,11 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
-import torch
-from diffusers.models.attention_processor import JointAttnProcessor2_0
-
 from chipsparse.layout import Grid, LayerKind
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.processors import MaskTaggedProcessor, joint_attention
+from chipsparse.pipelines.processors import JointProcessor
 
-CONTROL_SAMPLES = "block_controlnet_hidden_states"
 CLIP_TOKENS = 77  # which stand in the sequence before those of T5
-
-
-class JointProcessor(MaskTaggedProcessor):
-    """Joint attention of the image and, behind it, the text."""
-
-    def attend(
-        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return joint_attention(self, attn, hidden, text, tag)
 
 
 class StableDiffusion3Adapter(ModelAdapter):
@@ -44,9 +31,10 @@ class StableDiffusion3Adapter(ModelAdapter):
     default_latents = 128
     cuts_at_blocks = True
     tags_over_masks = True  # which the stock processor does not read
-    own_processors = MappingProxyType({JointAttnProcessor2_0: JointProcessor})
+    own_processors = MappingProxyType({"JointAttnProcessor2_0": JointProcessor})
     embedding_name = "pos_embed"
     last_name = "norm_out"
+    token_arguments = MappingProxyType({"block_controlnet_hidden_states": 1})
 
     @classmethod
     def further_branches(cls, argument: Callable[[str], Any]) -> int:
@@ -88,6 +76,3 @@ class StableDiffusion3Adapter(ModelAdapter):
         if not config["dual_attention_layers"]:
             return super().why_not_split(config)
         return "its second attention (attn2, in dual layers) is not exchanged between them"
-
-    def order_inputs(self, arguments: dict[str, Any]) -> None:
-        self.order_residuals(arguments, CONTROL_SAMPLES)

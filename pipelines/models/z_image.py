@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.layout import Grid, LayerKind, ModelLayout
 from chipsparse.pipelines.denoising_loop import largest, value_passed_as
@@ -96,10 +95,7 @@ class ZImageAdapter(SeparateLengths):
         return torch.stack(result[0])
 
     def wrap_output(self, output: torch.Tensor, arguments: dict[str, Any]) -> Any:
-        images = list(output.unbind(0))
-        if not arguments.get("return_dict", True):
-            return (images,)
-        return Transformer2DModelOutput(sample=images)
+        return super().wrap_output(list(output.unbind(0)), arguments)
 
     # Tile order.
 
@@ -112,7 +108,8 @@ class ZImageAdapter(SeparateLengths):
         """Patches and their places; padding stays behind them."""
         images, texts, sizes, places, *rest = stock(*args, **kwargs)
         images, places = (
-            [self._ordered_first(sample, 0) for sample in samples] for samples in (images, places)
+            [self.ordered_beside_text(sample, 0) for sample in samples]
+            for samples in (images, places)
         )
         return (images, texts, sizes, places, *rest)
 
@@ -124,19 +121,12 @@ class ZImageAdapter(SeparateLengths):
             samples = [sample.index_select(0, inverse.to(sample.device)) for sample in samples]
         return stock(samples, *args, **kwargs)
 
-    def _ordered_first(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """A tensor with the image's tokens, and others behind them, along a dimension."""
-        if self.session.tile_order is None:
-            return tensor
-        tokens = self.session.tile_order[0].numel()
-        image, others = tensor.tensor_split([tokens], dim)
-        return torch.cat([self.ordered(image, dim), others], dim)
-
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         samples = arguments.get(CONTROL_SAMPLES)
         if samples is not None:
-            ordered = {layer: self._ordered_first(sample, 1) for layer, sample in samples.items()}
-            arguments[CONTROL_SAMPLES] = ordered
+            arguments[CONTROL_SAMPLES] = {
+                layer: self.ordered_beside_text(sample, 1) for layer, sample in samples.items()
+            }
 
 
 def padded(tokens: int) -> int:

@@ -48,7 +48,7 @@ def state_of(model):
             set(vars(module)) - {"_diffusers_hook"},  # diffusers makes it in cache_context
             len(module._forward_hooks),
             len(module._forward_pre_hooks),
-            (module.processor, {**vars(module.processor)})
+            (module.processor, type(module.processor), {**vars(module.processor)})
             if hasattr(module, "processor")
             else None,
             {key: value.stride() for key, value in module.named_parameters(recurse=False)},

@@ -15,8 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines.diffusers_hooks import hooks_on
-from chipsparse.pipelines.execution import Execution, execution_of
-from chipsparse.pipelines.offloaded_weights import autocast_bytes, pending_bytes
+from chipsparse.pipelines.execution import Execution, autocast_bytes, execution_of, pending_bytes
 from tests.pipelines.changes import offload_groups
 from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_transformer

@@ -21,6 +21,7 @@ from chipsparse.cache.store import CacheStore
 from chipsparse.cli.settings import frame_chunks, vae_factors
 from chipsparse.config import PARTS
 from chipsparse.kernels.mask_packing import unpack_mask
+from chipsparse.pipelines.patches import stock_class
 from tests import variants
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import calls_of, state_of
@@ -401,7 +402,7 @@ def test_a_processor_that_was_replaced_runs_dense_and_stays(name):
     with chipsparse.enable(pipe, EXACT) as handle:
         adapter = handle._adapters[-1]
         first, *others = adapter.self_attentions()
-        own = first.processor = next(iter(adapter.own_processors), type(first.processor))()
+        own = first.processor = stock_class(first.processor)()
         before = dict(vars(own))
         found = generate(pipe, name)
     layers = 1 + len(others)

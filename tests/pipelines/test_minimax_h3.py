@@ -4,13 +4,12 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.packed_rows import check_noise, read_rows
+from chipsparse.pipelines.packed_rows import read_video
 from tests.pipelines.families.minimax_h3 import VARIANTS, VIDEO, tiny_h3_pipeline
 from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import SPARSE, assert_close, generate
 
 GRID = (2, 2, 3)
-NAMES = ("position_ids", "video_indices", "audio_indices", "text_indices")
 PIPELINES_OWN = ("text", "condition", "audio", "video")
 
 
@@ -34,8 +33,7 @@ def packed(order=PIPELINES_OWN):
         places[name] = torch.arange(first, first + len(parts[name]))
         first += len(parts[name])
     video = torch.cat([places["condition"], places["video"]])
-    rows = (positions, video, places["audio"], places["text"])
-    return dict(zip(NAMES, rows, strict=True)), places
+    return {"position_ids": positions, "video_indices": video}, places
 
 
 @pytest.mark.parametrize(
@@ -50,46 +48,19 @@ def packed(order=PIPELINES_OWN):
 )
 def test_the_last_grid_is_the_video_and_all_else_is_not(order):
     arguments, places = packed(order)
-    rows = read_rows(**arguments)
-    assert rows.grid == GRID
-    assert torch.equal(rows.video, places["video"])
-    assert torch.equal(rows.conditions, places["condition"])
-    others = [row for row in range(len(arguments["position_ids"])) if row not in places["video"]]
-    assert rows.others.tolist() == others
+    grid, rows = read_video(**arguments)
+    assert grid == GRID
+    assert torch.equal(rows, places["video"])
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "value", "sentence"),
-    [
-        ("audio_indices", 1, 9, "sequence once, but name row 9 2 times"),
-        ("text_indices", 2, 9, "sequence once, but name row 2 0 times"),
-        ("text_indices", 2, 23, "name row 23 of a packed sequence of 23"),
-        ("text_indices", 2, -1, "name row -1 of a packed sequence of 23"),
-        ("position_ids", 22, 0.5, "not known: the video's last 12, from row 11 on, form no grid"),
-    ],
-)
-def test_rows_that_contradict_each_other_are_refused(name, place, value, sentence):
+def test_rows_of_no_grid_and_a_sequence_without_video_are_refused():
     arguments, _ = packed()
-    arguments[name][place] = value
-    with pytest.raises(ValueError, match=sentence):
-        read_rows(**arguments)
-
-
-def test_a_sequence_without_video_is_refused():
+    arguments["position_ids"][22] = 0.5
+    with pytest.raises(ValueError, match="the video's last 12, from row 11 on, form no grid"):
+        read_video(**arguments)
     arguments, _ = packed(("text",))
     with pytest.raises(ValueError, match="has no video rows"):
-        read_rows(**arguments)
-
-
-def test_conditions_are_cleaner_than_the_video():
-    arguments, places = packed()
-    rows, timestep = read_rows(**arguments), torch.tensor([0.2, 0.999])
-    which = torch.zeros(23, dtype=torch.long)
-    which[places["condition"]] = 1
-    check_noise(rows, timestep, which)
-    check_noise(rows, timestep, which * 0)
-    with pytest.raises(ValueError, match=r"at timestep 0\.999, is cleaner than .* at 0\.2,"):
-        check_noise(rows, timestep, 1 - which)
+        read_video(**arguments)
 
 
 @pytest.mark.parametrize("name", ["", *VARIANTS])

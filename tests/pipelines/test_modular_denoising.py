@@ -13,7 +13,7 @@ from diffusers.modular_pipelines import minimax_h3 as h3_pipelines
 from diffusers.modular_pipelines.minimax_h3 import modular_blocks_minimax_h3 as h3_blocks
 
 import chipsparse
-from tests.pipelines.families import flux3, ltx2, minimax_h3, z_image
+from tests.pipelines.families import flux2, ltx, minimax_h3, z_image
 from tests.pipelines.families.family import IMAGE
 from tests.pipelines.model_state import state_of
 from tests.pipelines.test_families import EXACT, SPARSE, assert_close
@@ -48,13 +48,13 @@ def both(make, *names, **more):
 
 def flux_3():
     prompts = both(lambda seed: random(1, 6, 16, seed=seed), "prompt_embeds")
-    pipe = modular("Flux3AutoBlocks", transformer=flux3.loop().transformer)
+    pipe = modular("Flux3AutoBlocks", transformer=flux2.flux3().transformer)
     return pipe, {**IMAGE, **prompts}
 
 
 def ltx_2():
     """Its guider also computes a branch with separate streams, and one that passes blocks over."""
-    plain = ltx2.pipeline()
+    plain = ltx.ltx2_pipeline()
     parts = {name: getattr(plain, name) for name in ("transformer", "vae", "audio_vae")}
     prompts = both(
         lambda seed: random(1, 5, 16, seed=seed),

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import ModelMixin, SanaTransformer2DModel
+from diffusers import ModelMixin, SanaTransformer2DModel, WanTransformer3DModel
 from diffusers.models import transformers
 
 import chipsparse
-from chipsparse.pipelines.other_classes import OTHER_CLASSES
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import ADAPTERS, OTHER_CLASSES
 
 
 def test_every_transformer_class_of_diffusers_has_an_adapter_or_a_line():
@@ -26,9 +25,15 @@ def test_every_transformer_class_of_diffusers_has_an_adapter_or_a_line():
     assert names == ADAPTERS.keys() | OTHER_CLASSES.keys()
 
 
+class Renamed(WanTransformer3DModel):
+    def forward(self, latents):
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(
     ("components", "said"),
     [
+        ({"transformer": Renamed}, "does not take all arguments of that of WanTransformer3DModel"),
         ({"transformer": SanaTransformer2DModel}, "Sana.*, and its self-attention is linear"),
         ({"transformer": torch.nn.Identity}, "a Identity, and chipsparse has no adapter for it"),
         ({"unet": torch.nn.Identity}, "unet is a Identity, and it is no transformer"),

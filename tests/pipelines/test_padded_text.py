@@ -12,18 +12,18 @@ from chipsparse.pipelines import padded_text
 from chipsparse.pipelines.models import qwen_image as qwen_adapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from tests.pipelines.families import hunyuan_video, mochi
+from tests.pipelines.families.hunyuan_video import VALID
 from tests.pipelines.model_state import actions, calls_begun
 from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, error, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of
 from tests.schedules import listed
 
-# Calls with padding: variant, name of the mask, valid tokens of all texts, masks, who reads them.
+# Calls with padding: variant, name of the mask, valid tokens of all texts, masks, what reads them.
 PADDED = {
-    "hunyuan video": ("short prompt", "prompt_attention_mask", 2, 1, padded_text),
-    "hunyuan video 1.5": ("padding", "prompt_embeds_mask", hunyuan_video.VALID, 4, padded_text),
-    "qwen-image": ("padded and guided", "prompt_embeds_mask", 4, 2, qwen_adapter),
+    "hunyuan video": ("short prompt", "prompt_attention_mask", 2, 1, "_leading_tokens"),
+    "hunyuan video 1.5": ("padding", "prompt_embeds_mask", VALID, 4, "_leading_tokens"),
+    "qwen-image": ("padded and guided", "prompt_embeds_mask", 4, 2, "_length_of"),
 }
-READERS = {padded_text: "leading_tokens", qwen_adapter: "valid_length"}
 GUIDED = arguments_of("mochi", "guided")
 
 
@@ -68,13 +68,13 @@ def test_a_tensor_is_read_once_until_it_is_written_to_and_not_held():
 
 
 @pytest.mark.parametrize("name", PADDED)
-def test_padding_is_cut_and_each_mask_is_read_once_in_a_generation(name, monkeypatch):
+def test_padding_is_cut_and_each_mask_is_read_once_in_a_generation(name):
     """It lives on the device, and to read it is to wait for that."""
-    variant, mask, tokens, masks, module = PADDED[name]
-    reader, read = getattr(module, READERS[module]), []
-    monkeypatch.setattr(module, READERS[module], lambda mask: read.append(mask) or reader(mask))
-    pipe, call = FAMILIES[name].make(), arguments_of(name, variant)
+    variant, mask, tokens, masks, reader = PADDED[name]
+    pipe, call, read = FAMILIES[name].make(), arguments_of(name, variant), []
     with chipsparse.enable(pipe, EXACT) as handle:
+        facts = getattr(handle._adapters[0], reader)
+        facts._read = lambda mask, stock=facts._read: read.append(mask) or stock(mask)
         calls = calls_begun(handle)
         found = generate(pipe, call)
         assert len(read) == len({id(mask) for mask in read}) == masks

@@ -107,13 +107,6 @@ def test_modules_may_share_one_processor_and_one_that_was_kept_is_the_models_own
     assert torch.equal(generate(pipe, ltx.VIDEO), dense)
 
 
-def test_nothing_is_said_of_the_second_attention_where_the_first_is_dense_as_well():
-    pipe = stable_diffusion3.tiny_pipeline(**stable_diffusion3.MEDIUM)
-    with chipsparse.enable(pipe, SPARSE.override({"attention.density": "dense"})) as handle:
-        generate(pipe, stable_diffusion3.PICTURE)
-    assert not any("attn2" in note for note in handle.report.notes)
-
-
 @pytest.mark.parametrize("how", ["masked", "untagged", "causal"])
 def test_what_our_op_does_not_compute_goes_to_the_processors_own_backend(how, monkeypatch):
     """And not to the one that is active in all of diffusers."""

@@ -6,7 +6,7 @@ import torch
 import chipsparse
 from chipsparse.pipelines.models.qwen_image import image_grids
 from chipsparse.pipelines.token_grids import grids_at, grids_of
-from tests.pipelines.families import flux, flux2, ltx, ltx2, qwen_image, wan
+from tests.pipelines.families import flux, flux2, ltx, qwen_image, wan
 from tests.pipelines.model_state import calls_begun, calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error, first_step, generate
 from tests.tiny_models import random, tiny_flux_pipeline, tiny_wan_pipeline
@@ -132,8 +132,8 @@ CALLS = {
         ltx.tiny_ltx_pipeline(), ltx.VIDEO, timestep=timesteps(2 * TOKENS)
     ),
     f"ltx-2, {PER_TOKEN}": lambda: changed(
-        ltx2.pipeline(),
-        ltx2.VIDEO,
+        ltx.ltx2_pipeline(),
+        ltx.LTX2_VIDEO,
         timestep=timesteps(2, TOKENS),
         audio_timestep=torch.full((2, 5), 700.0),
     ),
@@ -195,8 +195,8 @@ def test_positions_that_form_no_grid_stay_in_order_and_are_reported(make, call, 
 
 
 def test_a_mask_of_pairs_of_tokens_leaves_attention_dense_and_follows_their_order():
-    pipe = ltx2.pipeline()
-    call = call_of(pipe, ltx2.VIDEO)
+    pipe = ltx.ltx2_pipeline()
+    call = call_of(pipe, ltx.LTX2_VIDEO)
     mask = (random(2, TOKENS, TOKENS, seed=6) > 0).float()
     with torch.no_grad():
         plain = pipe.transformer(**call)[0]

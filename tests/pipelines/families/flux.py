@@ -1,12 +1,17 @@
-"""FLUX.1 with its pipelines that see other pictures, and Chroma."""
+"""FLUX.1 with its pipelines that see other pictures, and models with its blocks."""
+
+from functools import partial
 
 import diffusers
+import torch
 from PIL import Image
 
 from tests.pipelines.changes import with_an_effect
+from tests.pipelines.families import family
 from tests.pipelines.families.family import Family, picture
 from tests.tiny_models import (
     FLUX_CONFIG,
+    JOINT_CONFIG,
     seeded,
     tiny_chroma_pipeline,
     tiny_flux_pipeline,
@@ -87,4 +92,38 @@ FAMILIES = [
         kinds=2,
         dense_parts=("attention",),
     ),
+]
+
+# LongCat-Image, Bria and Ovis-Image.
+CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
+KIN_CONFIG = {**JOINT_CONFIG, "in_channels": CHANNELS, "joint_attention_dim": TEXT_DIM}
+KIN_VARIANTS = {"odd size": family.ODD_IMAGE, "batch": {"batch": 2}}
+
+
+def arguments(divided, latents, timestep, branch, *, height, width, text=TEXT, **_):
+    rows, columns = torch.meshgrid(
+        torch.arange(height // 16), torch.arange(width // 16), indexing="ij"
+    )
+    return {
+        "hidden_states": latents,
+        "encoder_hidden_states": family.of_branch(latents, branch, text, TEXT_DIM),
+        "timestep": timestep / divided,
+        "img_ids": torch.stack([0 * rows, rows, columns], dim=-1).view(-1, 3).float(),
+        "txt_ids": torch.zeros(text, 3),
+    }
+
+
+def loop(model_class, divided=1000, **config):
+    transformer = family.strong(seeded(model_class, **KIN_CONFIG, **config))
+    passed = partial(arguments, divided)
+    return family.Loop(transformer, passed, family.image_tokens(CHANNELS), family.IMAGE_VAE)
+
+
+KIN = {
+    "longcat-image": partial(loop, diffusers.LongCatImageTransformer2DModel),
+    "ovis-image": partial(loop, diffusers.OvisImageTransformer2DModel, out_channels=CHANNELS),
+    "bria": partial(loop, diffusers.BriaTransformer2DModel, divided=1),
+}
+FAMILIES += [
+    family.Family(name, make, family.IMAGE, KIN_VARIANTS, kinds=KINDS) for name, make in KIN.items()
 ]

@@ -61,11 +61,4 @@ FAMILIES = [
     # Projections of text are compiled, too.
     Family("hidream", pipeline, IMAGE, VARIANTS, kinds=3),
     Family("hidream experts", experts, IMAGE, VARIANTS, EXPERTS_DENSE, brief=True),
-    Family(
-        "hidream that turns half of a head's channels",
-        lambda: pipeline(axes_dims_rope=(4, 2, 2)),
-        IMAGE,
-        VARIANTS,
-        brief=True,
-    ),
 ]
