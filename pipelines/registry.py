@@ -44,13 +44,17 @@ def adapter_class(transformer: Any) -> type[ModelAdapter]:
 def find_adapter(transformer: Any) -> type[ModelAdapter] | None:
     """The adapter of a transformer's class; None where it has none.
 
-    A subclass has that of the nearest class with one, unless it has a ``forward`` that does not
-    take the arguments of this class.
+    A subclass has that of the nearest class with one, unless it has a ``forward`` that may not hand
+    its arguments on to that of this class.
     """
-    made_of = stock_class(transformer)
-    for model_class in made_of.__mro__:
-        if (adapter := ADAPTERS.get(model_class.__name__)) is not None:
-            return adapter if _takes_all(made_of, model_class) else None
+    overriding: list[Any] = []
+    for model_class in stock_class(transformer).__mro__:
+        own = ADAPTERS.get(model_class.__name__)
+        forward: Any = getattr(model_class, "forward", None)
+        if own is not None:
+            return own if all(_hands_on(method, forward) for method in overriding) else None
+        if "forward" in vars(model_class):
+            overriding.append(forward)
     return None
 
 
@@ -58,17 +62,22 @@ def why_refused(transformer: Any) -> str:
     """Return why a transformer without an adapter is refused."""
     names = [model_class.__name__ for model_class in stock_class(transformer).__mro__]
     if (base := next((name for name in names if name in ADAPTERS), None)) is not None:
-        return f"its forward does not take all arguments of that of {base}"
+        return f"its forward may not hand its arguments on to that of {base}"
     return OTHER_CLASSES.get(names[0], "chipsparse has no adapter for it")
 
 
-def _takes_all(model_class: Any, base: Any) -> bool:
-    """Return whether the ``forward`` of a class takes all arguments of that of its base."""
-    if model_class is base:
+def _hands_on(forward: Any, overridden: Any) -> bool:
+    """Return whether a method takes all arguments of the one that it overrides, and calls that.
+
+    Of one that takes whatever it is given the signature says so, of others their code.
+    """
+    taken, known = (inspect.signature(method).parameters for method in (forward, overridden))
+    kinds = [parameter.kind for parameter in taken.values()][1:]
+    if kinds == [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]:
         return True
-    taken, known = (inspect.signature(item.forward).parameters for item in (model_class, base))
-    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values())
-    return takes_any or taken.keys() >= known.keys()
+    own, stock = inspect.unwrap(forward), inspect.unwrap(overridden)
+    calls = own is stock or "forward" in getattr(getattr(own, "__code__", None), "co_names", ())
+    return calls and (Parameter.VAR_KEYWORD in kinds or taken.keys() >= known.keys())
 
 
 # Classes without an adapter.

@@ -25,15 +25,18 @@ def test_every_transformer_class_of_diffusers_has_an_adapter_or_a_line():
     assert names == ADAPTERS.keys() | OTHER_CLASSES.keys()
 
 
-class Renamed(WanTransformer3DModel):
-    def forward(self, latents):
-        raise NotImplementedError
+class OfItsOwn(WanTransformer3DModel):
+    def forward(self, hidden_states, timestep, **others):
+        return hidden_states  # and nothing of Wan's
 
 
 @pytest.mark.parametrize(
     ("components", "said"),
     [
-        ({"transformer": Renamed}, "does not take all arguments of that of WanTransformer3DModel"),
+        (
+            {"transformer": OfItsOwn},
+            "may not hand its arguments on to that of WanTransformer3DModel",
+        ),
         ({"transformer": SanaTransformer2DModel}, "Sana.*, and its self-attention is linear"),
         ({"transformer": torch.nn.Identity}, "a Identity, and chipsparse has no adapter for it"),
         ({"unet": torch.nn.Identity}, "unet is a Identity, and it is no transformer"),

@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import pickle
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,10 +16,11 @@ from accelerate.hooks import remove_hook_from_module
 from diffusers import DiffusionPipeline, FluxPipeline, WanPipeline
 
 import chipsparse
+from chipsparse.kernels.column_sparse_attention import reference
 from chipsparse.pipelines.adapter import ADAPTER
 from tests.pipelines.changes import at_step, offload_groups
 from tests.pipelines.model_state import state_of
-from tests.pipelines.tiny_runs import STILL
+from tests.pipelines.tiny_runs import STILL, WAN
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 from tests.variants import slow
 
@@ -181,3 +183,36 @@ def test_model_offload_hooks_may_come_and_go(pipe, sparse, dense, enable_first):
     handle.disable()
     assert torch.equal(wan(pipe), dense)
     assert hasattr(pipe.transformer, "_hf_hook")
+
+
+def test_few_of_our_frames_stand_around_the_dispatcher_at_a_sparse_step(pipe):
+    """Those behind it are with the reference; a GPU has its kernel, and behind that `launch`."""
+    seen = []
+
+    def watch(frame, event, _):
+        if event != "call" or frame.f_code is not reference.column_sparse_attention.__code__:
+            return
+        names = []
+        while frame is not None:
+            module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+            if module.startswith("chipsparse.") or name == "dispatch_attention_fn":
+                names.append(f"{module.rpartition('.')[2]}.{name}")
+            frame = frame.f_back
+        if "attention._refresh" not in names:
+            seen.append(names[::-1])
+
+    with chipsparse.enable(pipe, WAN.SPARSE):
+        sys.setprofile(watch)
+        try:
+            WAN.generate(pipe, num_inference_steps=3)
+        finally:
+            sys.setprofile(None)
+    assert len(seen) == 2 * len(pipe.transformer.blocks)  # one sparse step, two branches
+    for names in seen:
+        dispatcher = names.index("attention_dispatch.dispatch_attention_fn")
+        above = names[names.index("adapter.__call__") : dispatcher]
+        below = names[dispatcher + 1 :]
+        assert above[1:3] == ["adapter.call", "step_graph.run"], names
+        assert below[2:4] == ["attention.__call__", "attention.sparse_step"], names
+        assert len(above) <= 4, names
+        assert len(below) <= 6, names
