@@ -33,6 +33,7 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from chipsparse.cli.errors import UserError, reported_errors, user_errors
 from chipsparse.cli.prompts import read_prompts, typed_prompt
+from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.experiments.samples import Sample
 from chipsparse.profiles.profile import MOST_STEPS, check_quality, load_profile
@@ -132,7 +133,6 @@ def _check_quality(name: str) -> str:
 
 
 Positive = Annotated[int, Interval(ge=1)]
-Seed = Annotated[int, Interval(ge=0, le=2**64 - 1)]  # as PyTorch's generator takes it
 # Beyond the largest rate timestamps fall together.
 Fps = Annotated[float, Interval(ge=1, le=1000)]
 Prompt = Annotated[str, AfterValidator(typed_prompt)]

@@ -8,4 +8,5 @@ from pydantic import Field
 
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
 Count = Annotated[int, Field(ge=0, le=10**18)]
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # as PyTorch's generator takes it
 Index = Annotated[int, Field(ge=0, lt=100_000)]

@@ -15,7 +15,6 @@ from chipsparse.cli.options import (
     GenerationOptions,
     Model,
     Positive,
-    Seed,
     argument,
     command_words,
     generation_option,
@@ -24,6 +23,7 @@ from chipsparse.cli.options import (
     seed_option,
 )
 from chipsparse.cli.views.names import name_of
+from chipsparse.common.bounded import Seed
 from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.profile import ASSETS, QUALITIES, profile_classes
 

@@ -12,7 +12,7 @@ from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.names import bundled_name, files_text, profile_text
 from chipsparse.cli.views.sections import QualityPoint, Record, Result, Section, String
 from chipsparse.cli.views.units import counted, percent, seconds_text, shortened
-from chipsparse.common.bounded import Count, Index, Number
+from chipsparse.common.bounded import Count, Index, Number, Seed
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.experiments.records import StepResult
 from chipsparse.profiles.published import ANY_MODEL, published_psnr
@@ -82,7 +82,7 @@ class RequestRecord(Record):
     warnings: Sequence[String] = ()
     device: String = ""
     dtype: String = ""
-    seed: Count | None = None
+    seed: Seed | None = None
     fps: Number | None = None
     settings: Settings = Settings()
     command: Sequence[String] = ()  # that makes the clip again

@@ -8,14 +8,8 @@ from typing import Annotated
 from annotated_types import Interval
 
 from chipsparse.cli.errors import check_installed
-from chipsparse.cli.options import (
-    DEFAULT_FPS,
-    Fps,
-    GenerationOptions,
-    Seed,
-    output_option,
-    seed_option,
-)
+from chipsparse.cli.options import DEFAULT_FPS, Fps, GenerationOptions, output_option, seed_option
+from chipsparse.common.bounded import Seed
 
 
 @dataclass(frozen=True, kw_only=True)
