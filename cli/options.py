@@ -195,6 +195,13 @@ class PrintOptions:
         return "nothing was written"
 
 
+def seeds_from(first: int, number: int) -> range:
+    """So many seeds; `UserError` where PyTorch's generator does not take them."""
+    if first + number > 2**64:
+        raise UserError(f"--seed {first}: {number} seeds from there go beyond 2^64 - 1")
+    return range(first, first + number)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(PrintOptions):
     """The options of every command about a generation; None where one was left out."""
@@ -382,7 +389,7 @@ class GenerateOptions(GenerationOptions):
             both = "not both" if self.prompt is not None else "got neither"
             raise UserError(f"give a prompt, or a file of them with --prompts; {both}")
         texts = [self.prompt or ""] if self.prompts is None else read_prompts(self.prompts)
-        seeds = range(self.seed, self.seed + (self.num or 1))
+        seeds = seeds_from(self.seed, self.num or 1)
         count = len(texts) * len(seeds)
         if not self.many:
             return [Item(0, texts[0], self.seed, "", output=self.output, report=self.report)]

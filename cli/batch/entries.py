@@ -18,7 +18,7 @@ from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import KeptPipeline, make, prompt_warnings, record_of
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.weights import files_digest, weights_digest
-from chipsparse.cli.options import Item, read_value
+from chipsparse.cli.options import Item, read_value, seeds_from
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.request import Place, Request, resolve
 
@@ -80,6 +80,7 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
         try:
             seed = read_value(BatchOptions, "seed", own.pop("seed", options.seed))
             number = read_value(BatchOptions, "num", own.pop("num", options.num or 1))
+            seeds = seeds_from(seed, number)
             if str(own) not in known:
                 given = options.of_line({**own, **fixed, "output": file})
                 request = resolve(given, place)
@@ -93,7 +94,7 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
             problems[line.number] = str(error)
             continue
         request, decisive = known[str(own)]
-        for own_seed in range(seed, seed + number):
+        for own_seed in seeds:
             facts = {"prompt": line.prompt, "seed": own_seed, "settings": decisive}
             text = json.dumps(facts, sort_keys=True, allow_nan=False)
             name = f"{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}.{suffix}"

@@ -122,6 +122,7 @@ MISTAKES = {
     "generate -o b.mp4 --prompts no.txt": "--prompts no.txt could not be read: No such file",
     "generate x -o b.mp4 --dense --compare": "--dense and --compare exclude each other",
     "generate x -o b.mp4 --dense --gpus 2": "several GPUs share the sparse run, which --dense",
+    f"generate x -o b.mp4 --seed {2**64 - 1} --num 2": "2 seeds from there go beyond 2^64 - 1",
     **{
         f"generate x -o a.gif --dense {words}": "is about the sparse run, which --dense leaves out"
         for words in ("--quality fast", "--report r.json", "--ram 1G")

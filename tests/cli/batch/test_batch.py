@@ -153,6 +153,7 @@ def test_all_that_decides_is_in_the_name(batch, broken_model, workdir, monkeypat
              "line 4: --steps 0 must be greater than", "line 5: --crf 99 is out"],
         ),
         (f"prompt,seed\na,\nb,{2**64 - 1}\n", []),
+        (f"prompt,seed,num\na,,\nb,{2**64 - 1},2\n", ["2 seeds from there go beyond 2^64 - 1"]),
         ("prompt,frames\na,\nb,6\n", ["line 3: --frames 6 does not fit"]),  # of the model
     ],
 )  # fmt: skip
