@@ -145,8 +145,7 @@ FAMILIES += [
         flux3,
         family.IMAGE,
         {
-            "odd size": family.ODD_IMAGE,
-            "batch": {"batch": 2},
+            **family.USUAL_IMAGES,
             "prompts of two lengths": {"shorter": 2},
             "references": {"references": ((4, 6), (5, 3))},
         },

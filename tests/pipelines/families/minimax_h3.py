@@ -84,11 +84,8 @@ class H3Loop:
         keyframes=(),
         references=(),
         vision_rows=0,
-        output_type="latent",
-        return_dict=False,
+        **_,
     ):
-        assert output_type == "latent"
-        assert not return_dict
         device, batch = self.transformer.device, prompt_embeds.shape[0]
         size = (num_frames - 5) // 17 * 5 + 2, height // SPACE, width // SPACE
         sounds = round(num_frames / 24 * 40)
@@ -126,16 +123,9 @@ class H3Loop:
         for at, audio_at in zip(
             self.scheduler.timesteps, self.audio_scheduler.timesteps, strict=True
         ):
+            times = float(at), float(audio_at), max(float(at), KEYFRAME_NOISE), 1.0
             timestep, timestep_indices = MiniMaxH3SetTimestepsStep.build_row_timesteps(
-                rows[2],
-                rows[3],
-                condition_rows,
-                audio_rows,
-                tags.numel(),
-                float(at),
-                float(audio_at),
-                max(float(at), KEYFRAME_NOISE),
-                1.0,
+                rows[2], rows[3], condition_rows, audio_rows, tags.numel(), *times
             )
             velocity, audio_velocity = self.transformer(
                 hidden_states=video,
