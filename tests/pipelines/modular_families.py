@@ -51,12 +51,8 @@ class Both:
 
     def generate(self, pipe: Any, *, steps: int = 6, **changes: Any) -> torch.Tensor:
         """The scheduler's result at the last step of a call of a pipeline of either kind."""
-        options = {
-            **self.call,
-            **changes,
-            "num_inference_steps": steps,
-            "generator": torch.Generator().manual_seed(0),
-        }
+        options = {**self.call, **changes, "num_inference_steps": steps}
+        options["generator"] = torch.Generator().manual_seed(0)
         found: list[torch.Tensor] = []
         step = pipe.scheduler.step
 

@@ -140,16 +140,7 @@ class Loop:
         return value.to(self.transformer.device, self.transformer.dtype if wide else None)
 
     @torch.no_grad()
-    def __call__(
-        self,
-        *,
-        num_inference_steps,
-        generator,
-        output_type="latent",
-        return_dict=False,
-        branches=("cond", "uncond"),
-        **call,
-    ):
+    def __call__(self, *, num_inference_steps, generator, branches=("cond", "uncond"), **call):
         """The latents after so many steps, in a tuple."""
         latents = self._moved(torch.randn(self._shape(**call), generator=generator))
         self.scheduler.set_timesteps(num_inference_steps)

@@ -12,7 +12,6 @@ from tests.tiny_models import random, seeded, tiny_wan_vae
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
-WIDTH, HEIGHT = 48, 64
 QWEN_CONFIG = {
     "in_channels": 4 * CHANNELS,
     "out_channels": CHANNELS,
@@ -36,12 +35,8 @@ def prompts(*lengths, seed=3, negative=()):
     return call
 
 
-PICTURE = {
-    "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
-    "height": HEIGHT,
-    "width": WIDTH,
-    "true_cfg_scale": 1.0,
-}
+SIZE = {"height": 64, "width": 48}
+PICTURE = {**SIZE, "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3), "true_cfg_scale": 1.0}
 GUIDED = {"negative_prompt_embeds": random(1, TEXT - 2, TEXT_DIM, seed=4), "true_cfg_scale": 3.0}
 VARIANTS = {
     "guided by a shorter text": GUIDED,
@@ -54,7 +49,7 @@ VARIANTS = {
     "a mask with holes": {**prompts(4), "prompt_embeds_mask": torch.tensor([[1, 0, 1, 1, 0]])},
 }
 MASKED = "attention runs dense: the text is masked otherwise than by one length for all samples"
-IMAGE = {"image": picture(1, WIDTH, HEIGHT), "strength": 0.8}
+IMAGE = {"image": picture(1, 48, 64), "strength": 0.8}
 
 
 def tiny_qwen_transformer(*, seed=0, **overrides):
