@@ -1,5 +1,7 @@
 """Fixtures of several files: kernels that round alike, and CUDA graphs in software."""
 
+from functools import partial
+
 import pytest
 
 from chipsparse.kernels.dense_attention.measure import FastestKernel
@@ -23,10 +25,6 @@ def first_dense_kernel(monkeypatch):
 def recorder(monkeypatch):
     """A CPU's stand-in for CUDA graphs, with which all sessions of the test record their steps."""
     stand_in = TapeRecorder()
-
-    def session(*args, **kwargs):
-        return Session(*args, **kwargs, capturer=stand_in)
-
-    monkeypatch.setattr("chipsparse.api.Session", session)
+    monkeypatch.setattr("chipsparse.api.Session", partial(Session, capturer=stand_in))
     yield stand_in
     assert (stand_in.dangling, stand_in.held) == (0, 0)

@@ -14,15 +14,8 @@ import diffusers
 import torch
 from diffusers import ClassifierFreeGuidance
 
-from tests.pipelines.families import (
-    flux,
-    flux2,
-    hunyuan_video,
-    ltx,
-    qwen_image,
-    stable_diffusion3,
-    wan,
-)
+from tests.pipelines.families import flux, flux2, hunyuan_video, ltx, qwen_image, wan
+from tests.pipelines.families import stable_diffusion3 as sd3
 from tests.tiny_models import TEXT_DIM, random
 
 LEFT_OUT = ("text_encoder", "vae_encoder", "image_encoder", "controlnet_vae_encoder", "decode")
@@ -58,12 +51,8 @@ class Both:
 
     def generate(self, pipe: Any, *, steps: int = 6, **changes: Any) -> torch.Tensor:
         """The scheduler's result at the last step of a call of a pipeline of either kind."""
-        options = {
-            **self.call,
-            **changes,
-            "num_inference_steps": steps,
-            "generator": torch.Generator().manual_seed(0),
-        }
+        options = {**self.call, **changes, "num_inference_steps": steps}
+        options["generator"] = torch.Generator().manual_seed(0)
         found: list[torch.Tensor] = []
         step = pipe.scheduler.step
 
@@ -91,6 +80,8 @@ FLUX_PROMPT = {
 }
 WAN = {**wan.VIDEO, **wan.PROMPTS, "latents": random(1, 4, 3, 8, 6, seed=5)}
 KLEIN = {**flux2.PICTURE, **flux2.GUIDED}
+QWEN = {**qwen_image.PICTURE, **qwen_image.VARIANTS["padded and guided"]}
+SD3 = {**sd3.PICTURE, **sd3.GUIDED}
 FAMILIES = {
     "wan": Both("WanBlocks", wan.tiny_wan_pipeline, WAN, 4.0),
     "wan 2.2 two experts": Both("Wan22Blocks", wan.two_experts, WAN, 4.0),
@@ -100,19 +91,8 @@ FAMILIES = {
     "flux2 klein distilled": Both(
         "Flux2KleinAutoBlocks", flux2.klein, {**KLEIN, "guidance_scale": 1.0}
     ),
-    "qwen-image": Both(
-        "QwenImageAutoBlocks",
-        qwen_image.tiny_qwen_pipeline,
-        {**qwen_image.PICTURE, **qwen_image.VARIANTS["padded and guided"]},
-        3.0,
-    ),
-    "sd3": Both(
-        "StableDiffusion3AutoBlocks",
-        stable_diffusion3.tiny_pipeline,
-        {**stable_diffusion3.PICTURE, **stable_diffusion3.GUIDED},
-        5.0,
-        same=False,
-    ),
+    "qwen-image": Both("QwenImageAutoBlocks", qwen_image.tiny_qwen_pipeline, QWEN, 3.0),
+    "sd3": Both("StableDiffusion3AutoBlocks", sd3.tiny_pipeline, SD3, 5.0, same=False),
     "ltx": Both("LTXAutoBlocks", ltx.tiny_ltx_pipeline, ltx.VIDEO, 3.0, same=False),
     "hunyuan video 1.5": Both(
         "HunyuanVideo15AutoBlocks", hunyuan_video.pipeline15, hunyuan_video.VIDEO15, 3.0

@@ -9,14 +9,9 @@ from chipsparse.pipelines.models.stable_diffusion3 import StableDiffusion3Adapte
 from tests.pipelines.changes import at_step
 from tests.pipelines.families import cogvideox, ltx, stable_diffusion3
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
+from tests.schedules import listed
 
-CONFIG = SPARSE.override(
-    {
-        "attention.density": 0.5,
-        "mlp.density": "dense",
-        "schedule.actions": ["dense", "refresh", "sparse"],
-    }
-)
+CONFIG = SPARSE.override({"attention.density": 0.5, "mlp.density": "dense", **listed("DRS")})
 PICTURE, GUIDED = stable_diffusion3.PICTURE, stable_diffusion3.GUIDED
 SKIPPING = {
     **PICTURE,

@@ -20,11 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
 
 STEPS = 9
 LISTED = small_sparse.SPARSE.override(
-    {
-        "schedule.refresh_every": 10,
-        "schedule.full_steps": [0, 1, 4, 6],
-        "schedule.sparse_steps": 0.0,
-    }
+    {"schedule": {"refresh_every": 10, "full_steps": [0, 1, 4, 6], "sparse_steps": 0.0}}
 )
 HELD = LISTED.override({"schedule.correct": False})
 NOT_CORRECTED = "skipped steps are not corrected: "
@@ -63,9 +59,7 @@ def corrected(handle):
         ("cosmos 3", "sound, prompts of two lengths", 2),
     ],
 )
-def test_skipped_steps_before_the_last_full_one_are_corrected(
-    name, variant, schedulers, monkeypatch
-):
+def test_skipped_steps_before_the_last_full_are_corrected(name, variant, schedulers, monkeypatch):
     told, correct = [], GenerationReport.correct
     monkeypatch.setattr(
         GenerationReport,
@@ -143,9 +137,7 @@ class Lost(EULER):
         ("wan 2.1", tiny_wan_pipeline, Lost(shift=3.0), ""),
     ],
 )
-def test_a_scheduler_that_cannot_go_again_is_noted_once_where_steps_are_skipped(
-    name, make, scheduler, said
-):
+def test_skips_with_a_scheduler_that_cannot_go_again_are_noted_once(name, make, scheduler, said):
     pipe = make(scheduler=scheduler)
     with chipsparse.enable(pipe, HELD) as handle:
         expected = generate(pipe, name)

@@ -4,6 +4,7 @@ import copy
 import functools
 import re
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from chipsparse.pipelines.adapter import ADAPTER
 from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.patches import stock_class
 from tests.pipelines.changes import add_lora
-from tests.pipelines.model_state import state_of
+from tests.pipelines.model_state import actions, state_of
+from tests.pipelines.small_sparse import generate
 from tests.pipelines.tiny_runs import STILL
+from tests.schedules import letters_of
 from tests.tiny_models import PROMPT, random, tiny_wan_pipeline
 from tests.variants import slow
 
@@ -147,22 +150,15 @@ def test_a_quality_is_one_of_the_profile_which_may_be_in_the_folder_of_the_pipel
 TILED = CONFIG.override({"tile": [2, 2, 2], "schedule.refresh_every": 3})
 
 
-def put_back(module, attributes):
-    vars(module).clear()
-    vars(module).update(attributes)
-
-
 @torch.no_grad()
 def looped(pipe, call):
     """The latents of a loop of one's own around a transformer, or around what stands for it."""
     text, _ = pipe.encode_prompt(PROMPT, do_classifier_free_guidance=False, max_sequence_length=16)
     pipe.scheduler.set_timesteps(6)
     latents = random(1, 4, 2, 4, 8, seed=1)
-    for timestep in pipe.scheduler.timesteps:
-        output, *_ = call(
-            latents, timestep.expand(1), encoder_hidden_states=text, return_dict=False
-        )
-        latents = pipe.scheduler.step(output, timestep, latents, return_dict=False)[0]
+    for time in pipe.scheduler.timesteps:
+        output, *_ = call(latents, time.expand(1), encoder_hidden_states=text, return_dict=False)
+        latents = pipe.scheduler.step(output, time, latents, return_dict=False)[0]
     return latents
 
 
@@ -185,9 +181,7 @@ def counting(forward, calls):
 
 @pytest.mark.parametrize("patched", ["before", "after", "by the patched model's class"])
 @pytest.mark.parametrize("model_class", [WanTransformer3DModel, WanTransformerBlock])
-def test_a_class_whose_forward_is_wrapped_computes_as_before(
-    pipe, model_class, patched, monkeypatch
-):
+def test_a_class_with_a_wrapped_forward_computes_as_before(pipe, model_class, patched, monkeypatch):
     calls, forward = [], model_class.forward
     with chipsparse.enable(pipe, TILED, strict=True):
         expected = wan(pipe)
@@ -195,10 +189,8 @@ def test_a_class_whose_forward_is_wrapped_computes_as_before(
         monkeypatch.setattr(model_class, "forward", counting(forward, calls))
     with chipsparse.enable(pipe, TILED, strict=True) as handle:
         if patched != "before":
-            owner = next(
-                each for each in pipe.transformer.modules() if stock_class(each) is model_class
-            )
-            owner = model_class if patched == "after" else type(owner)
+            ours = [each for each in pipe.transformer.modules() if stock_class(each) is model_class]
+            owner = model_class if patched == "after" else type(ours[0])
             monkeypatch.setattr(owner, "forward", counting(owner.forward, calls))
         assert torch.equal(wan(pipe), expected)
         assert torch.equal(wan(pipe), expected)
@@ -223,18 +215,15 @@ def test_blocks_that_compute_without_our_layers_are_said(pipe, change, monkeypat
             warnings.simplefilter("ignore", DenseWarning)
             wan(pipe)
         said = [each for each in handle.report.fallbacks if "put in the model's place" in each]
-        assert [each.partition(" (")[0] for each in said] == [
-            "attention runs dense in 3 of 3 layers"
-        ]
+        assert len(said) == 1
+        assert said[0].startswith("attention runs dense in 3 of 3 layers (")
     with chipsparse.enable(pipe, config, strict=True), pytest.raises(FallbackError):
         wan(pipe)
 
 
 COMPILED = {
-    "call": lambda model: model.compile(backend="eager"),
-    "forward": lambda model: setattr(
-        model, "forward", torch.compile(model.forward, backend="eager")
-    ),
+    "call": lambda each: each.compile(backend="eager"),
+    "forward": lambda each: setattr(each, "forward", torch.compile(each.forward, backend="eager")),
 }
 
 
@@ -243,17 +232,14 @@ def test_a_transformer_that_is_compiled_in_its_own_place_is_refused(pipe, compil
     model = pipe.transformer
     said = r"transformer is compiled as.*compile its blocks with pipe.transformer.compile_repeated"
     refused = pytest.raises(ValueError, match=said)
-    before = dict(vars(model))
-    compiled(model)
-    with refused:
-        chipsparse.enable(pipe, CONFIG)
-    put_back(model, before)
-    with chipsparse.enable(pipe, CONFIG):
-        before = dict(vars(model))
+    with mock.patch.dict(vars(model)):
+        compiled(model)
+        with refused:
+            chipsparse.enable(pipe, CONFIG)
+    with chipsparse.enable(pipe, CONFIG), mock.patch.dict(vars(model)):
         compiled(model)
         with refused:
             wan(pipe)
-        put_back(model, before)
 
 
 class WithAnArgument(WanTransformer3DModel):
@@ -281,18 +267,14 @@ def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
             assert torch.equal(looped(other, other.transformer), by_hand)
             assert handle.report.pipeline.transformers == {"transformer": model_class.__name__}
     with chipsparse.enable(other, quality="faithful") as handle:  # the profile is that of Wan, too
-        assert (
-            handle.config
-            == chipsparse.find_profile(None, WanAdapter.transformer_class).qualities["faithful"]
-        )
+        profile = chipsparse.find_profile(None, WanAdapter.transformer_class)
+        assert handle.config == profile.qualities["faithful"]
 
 
 SKIPPING = SparsityConfig().override(
     {
         "mlp.density": "dense",
-        "schedule.full_steps": [0, 1, 5],
-        "schedule.sparse_steps": 0.0,
-        "schedule.forecast": 0.5,
+        "schedule": {"full_steps": [0, 1, 5], "sparse_steps": 0.0, "forecast": 0.5},
     }
 )
 
@@ -317,17 +299,11 @@ def test_a_branch_starts_anew_where_its_conditioning_changes(name, skips):
     text, negative = pipe.encode_prompt(PROMPT, max_sequence_length=16)
     pipe.kept = text.clone()
     config = SKIPPING if skips else CONFIG.override({"schedule.refresh_every": 9})
+    call = {"prompt_embeds": pipe.kept, "negative_prompt_embeds": negative, "guidance_scale": 4.0}
     with chipsparse.enable(pipe, config) as handle:
-        pipe(
-            prompt_embeds=pipe.kept,
-            negative_prompt_embeds=negative,
-            guidance_scale=4.0,
-            height=32,
-            width=64,
-            num_frames=1,
-            num_inference_steps=6,
-            output_type="latent",
-            generator=torch.Generator().manual_seed(0),
+        generate(
+            pipe,
+            {**call, "height": 32, "width": 64, "num_frames": 1},
             callback_on_step_end=lambda pipe, step, *_: (change(pipe) if step == 2 else None) or {},
             callback_on_step_end_tensor_inputs=["prompt_embeds"],
         )
@@ -335,13 +311,11 @@ def test_a_branch_starts_anew_where_its_conditioning_changes(name, skips):
     assert [(r.step, r.branch) for r in records if r.restarted] == [(3, b) for b in branches]
     for branch in ("cond", "uncond"):
         of_branch = [record for record in records if record.branch == branch]
-        if skips:
-            taken = ["dense", "dense", "skip", "skip", "skip", "dense"]
-        else:
-            taken = ["dense", "refresh", "sparse", "sparse", "sparse", "sparse"]
         if branch in branches:
-            taken[3:5] = ["dense", "skip" if skips else "refresh"]
-        assert [record.action.value for record in of_branch] == taken
+            taken = "DDKDKD" if skips else "DRSDRS"
+        else:
+            taken = "DDKKKD" if skips else "DRSSSS"
+        assert letters_of(actions(handle, branch)) == taken
         assert of_branch[4].forecast == (skips and branch not in branches)
     said = [each for each in handle.report.fallbacks if "was kept before is not used" in each]
     assert len(said) == bool(branches)

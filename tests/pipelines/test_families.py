@@ -27,6 +27,7 @@ from tests.pipelines import small_sparse
 from tests.pipelines.model_state import calls_of, state_of
 from tests.pipelines.small_sparse import EXACT, STEPS
 from tests.schedules import listed
+from tests.variants import slow
 
 
 def collected():
@@ -44,18 +45,12 @@ def collected():
 FAMILIES = collected()
 BASE = ""  # the call as the family gives it
 CALLS = [(name, variant) for name in FAMILIES for variant in (BASE, *FAMILIES[name].variants)]
+# The fast tests make all calls of these in full, and a short one of the others.
+WHOLE = {"flux", "wan 2.2 two experts"}
 # One for every way in which transformers differ: text in the same sequence or not, single blocks,
 # two experts, packed rows. What does not depend on the pipeline around it is tested with these, and
 # with the others in slow tests.
-MODELS = {
-    "flux",
-    "hunyuan video",
-    "minimax h3",
-    "mochi",
-    "qwen-image",
-    "wan 2.1",
-    "wan 2.2 two experts",
-}
+MODELS = {*WHOLE, "hunyuan video", "minimax h3", "mochi", "qwen-image", "wan 2.1"}
 assert FAMILIES.keys() >= MODELS
 SPARSE = small_sparse.SPARSE.override(listed("DRSKRSSRSSRSSRSS"))
 IN_FULL = [name for name in FAMILIES if not FAMILIES[name].brief]
@@ -66,8 +61,6 @@ def slow_unless(quick, families=IN_FULL):
 
 
 each_model = slow_unless(MODELS)
-# The fast tests make all calls of these in full, and a short one of the others.
-WHOLE = {"flux", "wan 2.2 two experts"}
 
 
 def variants_of(name):
@@ -190,7 +183,7 @@ def test_a_masked_call_differs_from_one_without_the_mask():
         ("flux2 klein that keeps keys", [BASE, "two references"]),
         ("flux kontext", [BASE]),
         ("flux controlnet", [BASE]),
-        *(variants.slow(name, variants_of(name)) for name in FAMILIES if name not in WHOLE),
+        *(slow(name, variants_of(name)) for name in FAMILIES if name not in WHOLE),
     ],
 )
 def test_keeping_everything_is_the_dense_result_of_every_call(name, calls):
@@ -200,11 +193,7 @@ def test_keeping_everything_is_the_dense_result_of_every_call(name, calls):
             found = generate(pipe, name, variant)
         assert_expected(handle.report, family, variant)
         assert_close(found, dense(name, variant))
-        kept = {
-            (record.attention_kept, record.mlp_kept)
-            for record in handle.report.steps
-            if record.action == "sparse"
-        }
+        kept = {(r.attention_kept, r.mlp_kept) for r in handle.report.steps if r.action == "sparse"}
         without = dense_parts(family, variant)
         assert kept == {tuple(None if part in without else 1.0 for part in PARTS)}, variant
 
@@ -246,12 +235,8 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
     ("name", "calls"),
     [
         *((name, [BASE]) for name in sorted(MODELS)),
-        *(variants.slow(name, [BASE]) for name in FAMILIES if name not in MODELS),
-        *(
-            variants.slow(name, variants_of(name)[1:])
-            for name, family in FAMILIES.items()
-            if family.variants
-        ),
+        *(slow(name, [BASE]) for name in FAMILIES if name not in MODELS),
+        *(slow(name, variants_of(name)[1:]) for name in FAMILIES if FAMILIES[name].variants),
     ],
 )
 def test_every_call_runs_sparse_and_leaves_no_trace(name, calls):

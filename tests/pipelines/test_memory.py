@@ -39,10 +39,7 @@ def test_two_experts_use_the_same_host_memory_one_after_the_other(device):
             held.append((memory_of(handle).nbytes, caches))
 
         assert torch.equal(WAN.generate(pipe, callback_on_step_end=at_step(None, look)), expected)
-    assert {record.transformer for record in handle.report.steps} == {
-        "transformer",
-        "transformer_2",
-    }
+    assert {step.transformer for step in handle.report.steps} == {"transformer", "transformer_2"}
     assert len({nbytes for nbytes, _ in held}) == 1
     assert held[1][1] == [True, False]
     assert [caches for _, caches in held[-2:]] == [[False, True], [False, False]]

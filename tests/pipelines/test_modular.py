@@ -29,36 +29,31 @@ class CountedEnergyGuidance(diffusers.SmoothedEnergyGuidance):
         super().prepare_models(denoiser)
 
 
-# Guiders that change the model for a branch, a family that they can run, and which branch it is.
+# Guiders that change the model for a branch: a family that they can run, their class and options,
+# and which branch it is.
 HOOKING = {
     "perturbed attention": (
         "qwen-image",
-        lambda: diffusers.PerturbedAttentionGuidance(
-            guidance_scale=3.0, perturbed_guidance_config=SCORES, perturbed_guidance_stop=0.9
-        ),
+        diffusers.PerturbedAttentionGuidance,
+        {"perturbed_guidance_config": SCORES, "perturbed_guidance_stop": 0.9},
         "cond_skip",
     ),
     "skipped layers": (
         "wan",
-        lambda: diffusers.SkipLayerGuidance(
-            guidance_scale=3.0,
-            skip_layer_config=diffusers.LayerSkipConfig([1]),
-            skip_layer_guidance_stop=0.9,
-        ),
+        diffusers.SkipLayerGuidance,
+        {"skip_layer_config": diffusers.LayerSkipConfig([1]), "skip_layer_guidance_stop": 0.9},
         "cond_skip",
     ),
     "smoothed energy": (
         "qwen-image",
-        lambda: CountedEnergyGuidance(
-            guidance_scale=3.0,
-            seg_guidance_config=SmoothedEnergyGuidanceConfig([0]),
-            seg_guidance_stop=0.9,
-        ),
+        CountedEnergyGuidance,
+        {"seg_guidance_config": SmoothedEnergyGuidanceConfig([0]), "seg_guidance_stop": 0.9},
         "cond_seg",
     ),
     "a worse model": (
         "qwen-image",
-        lambda: diffusers.AutoGuidance(guidance_scale=3.0, auto_guidance_config=SCORES),
+        diffusers.AutoGuidance,
+        {"auto_guidance_config": SCORES},
         "uncond",
     ),
 }
@@ -97,12 +92,12 @@ def test_a_modular_pipeline_computes_what_the_plain_one_does(name):
 
 @pytest.mark.parametrize("guider", slow_unless({"perturbed attention"}, HOOKING))
 def test_a_branch_for_which_a_guider_changes_the_model_is_the_models_own(guider):
-    name, make, hooked = HOOKING[guider]
+    name, guider_class, options, hooked = HOOKING[guider]
     family = FAMILIES[name]
     pipe = family.modular()
     pipe.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=3.0))
     unhooked = family.generate(pipe)
-    pipe.update_components(guider=make())
+    pipe.update_components(guider=guider_class(guidance_scale=3.0, **options))
     dense = family.generate(pipe)
     assert not torch.equal(unhooked, dense)
     other = "cond" if hooked == "uncond" else "uncond"
@@ -130,9 +125,7 @@ def test_a_branch_for_which_a_guider_changes_the_model_is_the_models_own(guider)
 def test_a_guider_may_be_exchanged_and_end_before_the_last_step(pipe):
     with chipsparse.enable(pipe, SPARSE) as handle:
         first = generate(pipe)
-        pipe.update_components(
-            guider=diffusers.ClassifierFreeGuidance(guidance_scale=3.0, stop=0.7)
-        )
+        pipe.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=3, stop=0.7))
         generate(pipe)
         assert len(actions(handle, "uncond")) == 4
         assert len(actions(handle, "cond")) == 6

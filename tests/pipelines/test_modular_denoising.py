@@ -84,10 +84,7 @@ REFERENCES = {
         h3_pipelines.MiniMaxH3AudioReference(audio=None, sample_rate=32_000),
         h3_pipelines.MiniMaxH3VideoReference(frames=None),
     ],
-    "condition_latents": [
-        random(1, CHANNELS, 1, 6, 4, seed=5),
-        random(1, CHANNELS, 2, 4, 4, seed=6),
-    ],
+    "condition_latents": [random(1, CHANNELS, *size, seed=5) for size in ((1, 6, 4), (2, 4, 4))],
     "audio_condition_latents": [random(14, SOUND_CHANNELS, seed=7)],
 }
 

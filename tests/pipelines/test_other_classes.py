@@ -33,10 +33,7 @@ class OfItsOwn(WanTransformer3DModel):
 @pytest.mark.parametrize(
     ("components", "said"),
     [
-        (
-            {"transformer": OfItsOwn},
-            "may not hand its arguments on to that of WanTransformer3DModel",
-        ),
+        ({"transformer": OfItsOwn}, "not hand its arguments on to that of WanTransformer3DModel"),
         ({"transformer": SanaTransformer2DModel}, "Sana.*, and its self-attention is linear"),
         ({"transformer": torch.nn.Identity}, "a Identity, and chipsparse has no adapter for it"),
         ({"unet": torch.nn.Identity}, "unet is a Identity, and it is no transformer"),

@@ -227,9 +227,7 @@ def test_a_loop_of_the_users_that_rounds_its_timesteps(rounded, shift):
 def test_a_loop_by_no_scheduler(sparse):
     """The pipeline's has the thousand timesteps of its training; missed where any is sparse."""
     pipe, given = made("flux"), first_call("flux")
-    config = SPARSE.override(
-        {} if sparse else {"attention.density": "dense", "mlp.density": "dense"}
-    )
+    config = SPARSE if sparse else chipsparse.SparsityConfig.dense()
     warned = pytest.warns(chipsparse.DenseWarning) if sparse else contextlib.nullcontext()
     with chipsparse.enable(pipe, config, strict=not sparse) as handle, torch.no_grad(), warned:
         for value in (1.0, 0.75, 0.5, 0.25):

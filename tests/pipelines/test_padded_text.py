@@ -113,10 +113,8 @@ def test_a_prompt_without_any_token_is_left_to_the_model():
 
 
 def test_layers_by_themselves_are_refused_rather_than_left_without_a_mask():
-    with (
-        chipsparse.enable(hunyuan_video.pipeline(), SPARSE) as handle,
-        pytest.raises(ValueError, match="are called outside of its own call"),
-    ):
+    refused = pytest.raises(ValueError, match="are called outside of its own call")
+    with chipsparse.enable(hunyuan_video.pipeline(), SPARSE) as handle, refused:
         handle._adapters[0].attention(0)
 
 

@@ -92,11 +92,8 @@ def test_instances_of_a_patched_class_are_stock_ones(pipe, dense, sparse):
 @pytest.mark.parametrize("of", ["pipeline", "transformer"])
 def test_copies_and_pickles_are_refused_by_name(pipe, duplicate, of):
     patched = pipe if of == "pipeline" else pipe.transformer
-    name = type(patched).__name__
-    with (
-        chipsparse.enable(pipe, CONFIG),
-        pytest.raises(TypeError, match=rf"this {name} while chipsparse has it patched; call chip"),
-    ):
+    said = f"this {type(patched).__name__} while chipsparse has it patched; call chip"
+    with chipsparse.enable(pipe, CONFIG), pytest.raises(TypeError, match=said):
         duplicate(patched)
     duplicate(patched)
 

@@ -68,13 +68,8 @@ def by_bitsandbytes(transformer, ends=None):
     """Replaces linears like diffusers, which wants a GPU; the library itself runs without."""
     nn = importlib.import_module("bitsandbytes").nn
     for block, name, linear in linears(transformer, ends):
-        made = nn.Linear4bit(
-            linear.in_features,
-            linear.out_features,
-            bias=linear.bias is not None,
-            compute_dtype=torch.float32,
-            quant_type="nf4",
-        )
+        sizes = linear.in_features, linear.out_features, linear.bias is not None
+        made = nn.Linear4bit(*sizes, compute_dtype=torch.float32, quant_type="nf4")
         made.weight = nn.Params4bit(
             linear.weight.data, requires_grad=False, quant_type="nf4", module=made
         )
@@ -89,12 +84,8 @@ def by_gguf(transformer, ends=None):
     kind = gguf.GGMLQuantizationType.Q8_0
     for block, name, linear in linears(transformer, ends):
         packed = gguf.quants.quantize(linear.weight.detach().numpy(), kind)
-        made = GGUFLinear(
-            linear.in_features,
-            linear.out_features,
-            linear.bias is not None,
-            compute_dtype=torch.float32,
-        )
+        sizes = linear.in_features, linear.out_features, linear.bias is not None
+        made = GGUFLinear(*sizes, compute_dtype=torch.float32)
         made.weight = GGUFParameter(torch.from_numpy(packed), quant_type=kind)
         made.bias = linear.bias
         block.set_submodule(name, made)
@@ -118,6 +109,7 @@ QUANTIZERS = {
         "torch.float8_e4m3fn",
     ),
 }
+RUNS_DENSE = r"MLP runs dense in (\d) of 2 layers \(first: layer \d\): "
 LORA = "(to_q|to_v|net.2)"  # on attention and on MLPs
 # Where activations are quantized, rounding in attention may move one of them by a whole level.
 TOLERANCE = {"torchao INT8, activations too": 3e-2, "torchao FP8, activations too": 6e-2}
@@ -181,9 +173,7 @@ COMBINATIONS = itertools.product(QUANTIZERS, ("wan", "flux"), (False, True), OFF
     ("quantizer", "model", "lora", "offload"),
     [each if each in QUICK else slow(*each) for each in COMBINATIONS],
 )
-def test_attention_runs_sparse_and_the_report_says_why_mlps_do_not(
-    quantizer, model, lora, offload, tmp_path
-):
+def test_sparse_attention_and_the_reasons_for_dense_mlps(quantizer, model, lora, offload, tmp_path):
     pipe, call = quantized(model, quantizer, lora=lora), call_of(model)
     if offload == "disk" and quantizer.startswith("torchao"):
         with pytest.raises(ValueError, match="not supported for TorchAO"):
@@ -200,9 +190,7 @@ def test_attention_runs_sparse_and_the_report_says_why_mlps_do_not(
     assert kept == [(1.0, 1.0 if sparse else None)]
     dense = 0
     for reason in handle.report.fallbacks:
-        dense += int(
-            re.match(r"MLP runs dense in (\d) of 2 layers \(first: layer \d\): ", reason)[1]
-        )
+        dense += int(re.match(RUNS_DENSE, reason)[1])
         assert QUANTIZERS[quantizer][2] in reason or (lora and "an active adapter" in reason)
     assert dense == 2 - sparse
     assert torch.equal(generate(pipe, call), expected)

@@ -32,16 +32,15 @@ def picture(*size):
     return random(z_image.CHANNELS, 1, *size, seed=1)
 
 
+PATCHES = {"hidden_states": torch.zeros(1, 64, 16), "timesteps": torch.ones(1)}
+
+
 @pytest.mark.parametrize(
     ("make", "call", "reason"),
     [
         (z_image.pipeline, of_z_image(picture(8, 8), picture(8, 6)), "one size, got"),
         (z_image.pipeline, of_z_image([picture(8, 8)]), "does not serve Z-Image Omni"),
-        (
-            hidream.pipeline,
-            {"hidden_states": torch.zeros(1, 64, 16), "timesteps": torch.ones(1)},
-            "images",
-        ),
+        (hidream.pipeline, PATCHES, "images"),
         (
             minimax_h3.tiny_h3_pipeline,
             lambda pipe: call_of(pipe, minimax_h3.VIDEO, position_ids=(-1, 0.5)),
@@ -79,10 +78,7 @@ def test_a_call_that_cannot_be_sparse_runs_as_without_chipsparse_and_warns(make,
         found = generate(pipe, call, num_inference_steps=3)
         return found[0] if isinstance(found, list) else found
 
-    expected = run()
-    with (
-        chipsparse.enable(pipe, SPARSE) as handle,
-        pytest.warns(chipsparse.DenseWarning, match=said),
-    ):
+    expected, warned = run(), pytest.warns(chipsparse.DenseWarning, match=said)
+    with chipsparse.enable(pipe, SPARSE) as handle, warned:
         assert torch.equal(run(), expected)
     assert set(handle.report.actions()) == {"dense"}

@@ -31,24 +31,9 @@ class TinyRuns:
 
 
 FLUX = TinyRuns(tiny_flux_pipeline, "a red circle", [1, 4, 4], height=32, width=48)
-WAN = TinyRuns(
-    tiny_wan_pipeline,
-    "a red circle moves left",
-    [2, 2, 4],
-    height=64,
-    width=64,
-    num_frames=9,
-    guidance_scale=4.0,
-)
+VIDEO = {"height": 64, "width": 64, "num_frames": 9, "guidance_scale": 4.0}
+WAN = TinyRuns(tiny_wan_pipeline, "a red circle moves left", [2, 2, 4], **VIDEO)
 # One frame without guidance; its first five steps are all actions but a skip.
-STILL = TinyRuns(
-    tiny_wan_pipeline,
-    PROMPT,
-    None,
-    height=32,
-    width=64,
-    num_frames=1,
-    guidance_scale=1.0,
-    num_inference_steps=5,
-)
+FRAME = {"height": 32, "width": 64, "num_frames": 1, "guidance_scale": 1.0}
+STILL = TinyRuns(tiny_wan_pipeline, PROMPT, None, **FRAME, num_inference_steps=5)
 MODELS = {"flux": FLUX, "wan": WAN}

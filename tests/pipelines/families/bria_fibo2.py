@@ -3,7 +3,7 @@
 import torch
 from diffusers import BriaFibo2Transformer2DModel
 
-from tests.pipelines.families.family import IMAGE, ODD_IMAGE, Family, Loop, of_branch, strong
+from tests.pipelines.families.family import IMAGE, USUAL_IMAGES, Family, Loop, of_branch, strong
 from tests.tiny_models import random, seeded
 
 CHANNELS, TEXT_DIM = 4, 16
@@ -64,8 +64,7 @@ FAMILIES = [
         fibo2,
         {**IMAGE, "max_sequence_length": 9},
         {
-            "odd size": ODD_IMAGE,
-            "batch": {"batch": 2},
+            **USUAL_IMAGES,
             "other lengths": {"lengths": {"cond": 20, "uncond": 4}},
             "editing": {"edits": ((12, 8), (8, 8))},
         },

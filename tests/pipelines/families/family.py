@@ -15,17 +15,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from torch.utils._pytree import tree_map
 
-from tests.tiny_models import (
-    LATENT_CHANNELS,
-    TEXT_DIM,
-    quiet,
-    random,
-    seeded,
-    strong,
-    tiny_text_encoder,
-    tiny_tokenizer,
-    tiny_wan_vae,
-)
+from tests import tiny_models
+from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, quiet, random, seeded, strong
 
 
 @dataclass(frozen=True)
@@ -66,8 +57,11 @@ def of_class(pipeline_class, **components):
 
 def wan_like(pipeline_class, **components):
     """A pipeline of this class with the tiny tokenizer, text encoder and VAE of Wan."""
-    tokenizer, text_encoder, vae = tiny_tokenizer(), tiny_text_encoder(), tiny_wan_vae()
-    parts = {"tokenizer": tokenizer, "text_encoder": text_encoder, "vae": vae}
+    parts = {
+        "tokenizer": tiny_models.tiny_tokenizer(),
+        "text_encoder": tiny_models.tiny_text_encoder(),
+        "vae": tiny_models.tiny_wan_vae(),
+    }
     return of_class(pipeline_class, **{**parts, **components})
 
 
@@ -94,6 +88,9 @@ VIDEO = {"height": 64, "width": 48, "num_frames": 9}
 ODD = {"height": 48, "width": 80, "num_frames": 5}
 IMAGE = {"height": 128, "width": 96}
 ODD_IMAGE = {"height": 80, "width": 112}
+# Variants of most of these loops.
+USUAL = {"odd size": ODD, "batch": {"batch": 2}}
+USUAL_IMAGES = {"odd size": ODD_IMAGE, "batch": {"batch": 2}}
 
 
 def of_branch(latents, branch, *shape):
@@ -123,9 +120,7 @@ class Loop:
     loop, and of these the latents' shape ``[B, ...]``. The velocity is taken from what it returns.
     """
 
-    def __init__(
-        self, transformer, arguments, shape, vae_config, velocity=lambda result, _: result[0]
-    ):
+    def __init__(self, transformer, arguments, shape, vae_config, velocity=lambda out, _: out[0]):
         self.transformer = transformer
         self.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
         self.vae = SimpleNamespace(config=vae_config)
@@ -145,16 +140,7 @@ class Loop:
         return value.to(self.transformer.device, self.transformer.dtype if wide else None)
 
     @torch.no_grad()
-    def __call__(
-        self,
-        *,
-        num_inference_steps,
-        generator,
-        output_type="latent",
-        return_dict=False,
-        branches=("cond", "uncond"),
-        **call,
-    ):
+    def __call__(self, *, num_inference_steps, generator, branches=("cond", "uncond"), **call):
         """The latents after so many steps, in a tuple."""
         latents = self._moved(torch.randn(self._shape(**call), generator=generator))
         self.scheduler.set_timesteps(num_inference_steps)

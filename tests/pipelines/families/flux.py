@@ -6,17 +6,11 @@ import diffusers
 import torch
 from PIL import Image
 
+from tests import tiny_models
 from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families import family
 from tests.pipelines.families.family import Family, picture
-from tests.tiny_models import (
-    FLUX_CONFIG,
-    JOINT_CONFIG,
-    seeded,
-    tiny_chroma_pipeline,
-    tiny_flux_pipeline,
-    tiny_flux_transformer,
-)
+from tests.tiny_models import FLUX_CONFIG, seeded, tiny_flux_pipeline, tiny_flux_transformer
 
 KINDS = 3  # double, the first single, further single blocks, whose input has other strides
 WIDTH, HEIGHT = 24, 32
@@ -33,6 +27,7 @@ MASK = Image.new("L", (WIDTH, HEIGHT), 0)
 MASK.paste(255, (8, 8, 16, 24))
 FIRST, SECOND = (picture(seed, WIDTH, HEIGHT) for seed in (1, 2))
 IMAGE = {"image": FIRST, "strength": 0.8}
+CONTROLLED = {**PICTURE, "control_image": SECOND}
 
 
 def guidance_distilled():
@@ -62,7 +57,7 @@ FAMILIES = [
         {"guided": GUIDED},
         kinds=KINDS,
     ),
-    Family("flux control", beside, {**PICTURE, "control_image": SECOND}, kinds=KINDS),
+    Family("flux control", beside, CONTROLLED, kinds=KINDS),
     Family(
         "flux fill",  # masked latents, and the 16 pixels of a mask that belong to a token
         lambda: beside(diffusers.FluxFillPipeline, more=16),
@@ -76,16 +71,10 @@ FAMILIES = [
         {"guided": GUIDED},
         brief=True,
     ),
-    Family(
-        "flux controlnet",
-        controlled,
-        {**PICTURE, "control_image": SECOND},
-        {"guided": GUIDED},
-        brief=True,
-    ),
+    Family("flux controlnet", controlled, CONTROLLED, {"guided": GUIDED}, brief=True),
     Family(
         "chroma",
-        tiny_chroma_pipeline,
+        tiny_models.tiny_chroma_pipeline,
         {**PICTURE, "guidance_scale": 3.0, "negative_prompt": "a blue square"},
         {"unguided batch": {**BATCH, "guidance_scale": 1.0, "negative_prompt": None}},
         fallbacks=("attention runs dense: the pipeline passes an attention mask",),
@@ -96,14 +85,12 @@ FAMILIES = [
 
 # LongCat-Image, Bria and Ovis-Image.
 CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
-KIN_CONFIG = {**JOINT_CONFIG, "in_channels": CHANNELS, "joint_attention_dim": TEXT_DIM}
-KIN_VARIANTS = {"odd size": family.ODD_IMAGE, "batch": {"batch": 2}}
+KIN_CONFIG = {**tiny_models.JOINT_CONFIG, "in_channels": CHANNELS, "joint_attention_dim": TEXT_DIM}
 
 
 def arguments(divided, latents, timestep, branch, *, height, width, text=TEXT, **_):
-    rows, columns = torch.meshgrid(
-        torch.arange(height // 16), torch.arange(width // 16), indexing="ij"
-    )
+    sides = (torch.arange(size // 16) for size in (height, width))
+    rows, columns = torch.meshgrid(*sides, indexing="ij")
     return {
         "hidden_states": latents,
         "encoder_hidden_states": family.of_branch(latents, branch, text, TEXT_DIM),
@@ -125,5 +112,6 @@ KIN = {
     "bria": partial(loop, diffusers.BriaTransformer2DModel, divided=1),
 }
 FAMILIES += [
-    family.Family(name, make, family.IMAGE, KIN_VARIANTS, kinds=KINDS) for name, make in KIN.items()
+    family.Family(name, make, family.IMAGE, family.USUAL_IMAGES, kinds=KINDS)
+    for name, make in KIN.items()
 ]

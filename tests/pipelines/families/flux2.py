@@ -9,7 +9,6 @@ from tests.tiny_models import random, seeded
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
-WIDTH, HEIGHT = 48, 64
 FLUX2_CONFIG = {
     "in_channels": 4 * CHANNELS,
     "num_layers": 2,
@@ -19,12 +18,8 @@ FLUX2_CONFIG = {
     "timestep_guidance_channels": 32,
     "axes_dims_rope": (4, 4, 4, 4),
 }
-PICTURE = {
-    "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
-    "height": HEIGHT,
-    "width": WIDTH,
-    "guidance_scale": 3.0,
-}
+SIZE = {"height": 64, "width": 48}
+PICTURE = {**SIZE, "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3), "guidance_scale": 3.0}
 REFERENCES = [picture(1, 64, 72), picture(2, 80, 64)]
 VARIANTS = {
     "odd size": {"height": 80, "width": 56},
@@ -145,8 +140,7 @@ FAMILIES += [
         flux3,
         family.IMAGE,
         {
-            "odd size": family.ODD_IMAGE,
-            "batch": {"batch": 2},
+            **family.USUAL_IMAGES,
             "prompts of two lengths": {"shorter": 2},
             "references": {"references": ((4, 6), (5, 3))},
         },

@@ -44,13 +44,8 @@ def prompts(prefix="", batch=1, seed=3):
     }
 
 
-IMAGE = {
-    "height": 2 * EDGE,
-    "width": 2 * EDGE,
-    "guidance_scale": 0.0,
-    "max_sequence_length": TEXT,
-    **prompts(),
-}
+SQUARE = {"height": 2 * EDGE, "width": 2 * EDGE}
+IMAGE = {**SQUARE, **prompts(), "guidance_scale": 0.0, "max_sequence_length": TEXT}
 VARIANTS = {
     "odd size": {"height": 24, "width": 40},
     "batch": prompts(batch=2),

@@ -97,7 +97,7 @@ FAMILIES = [
         "framepack",
         framepack,
         {**family.VIDEO, "max_sequence_length": TEXT + IMAGE_TOKENS},
-        {"odd size": family.ODD, "batch": {"batch": 2}, "short prompt": {"valid": 2}},
+        {**family.USUAL, "short prompt": {"valid": 2}},
         kinds=3,  # of the single blocks two: the first gets tokens that nothing was cut from
     ),
 ]

@@ -16,7 +16,7 @@ from tests.tiny_models import random, seeded, tiny_image_encoder
 CHANNELS = 4  # of the latents
 TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
 PADDED = 11  # tokens of a prompt with its padding
-PADDED_GLYPHS = 6
+MOST_GLYPHS = 6
 VALID = 7
 IMAGE_TOKENS = 4
 CONFIG = {
@@ -88,15 +88,13 @@ VARIANTS = {
     "guided": negative_prompts(4),
     "one frame": {"num_frames": 1},
     "prompts of two lengths": prompts(3, VALID),
-    "a mask with gaps": {
-        "prompt_attention_mask": prompts(VALID)["prompt_attention_mask"].roll(1, 1)
-    },
+    "mask with gaps": {"prompt_attention_mask": prompts(VALID)["prompt_attention_mask"].roll(1, 1)},
 }
 TO_VIDEO = partial(pipeline, diffusers.HunyuanVideoImageToVideoPipeline)
 CHANNELS_BESIDE = 2 * CHANNELS + 1  # the latents, those of a picture and a mask
 GAPS = "attention runs dense: a prompt mask keeps others than the first tokens of a prompt"
 LENGTHS = "attention runs dense: the prompts of the batch have {} tokens, so the shorter ones need"
-MASKED = {"prompts of two lengths": LENGTHS.format("3 to 7"), "a mask with gaps": GAPS}
+MASKED = {"prompts of two lengths": LENGTHS.format("3 to 7"), "mask with gaps": GAPS}
 IMAGE_VARIANTS = {
     "odd size": {**VARIANTS["odd size"], "image": picture(3, 48, 80)},
     "guided": VARIANTS["guided"],
@@ -135,9 +133,7 @@ def prompts15(*lengths, glyphs=None, prefix="", tokens=PADDED, seed=1):
     """The output of both text encoders for prompts of these lengths, with so many glyphs each."""
     embeds, mask = padded(*lengths, tokens=tokens, seed=seed)
     glyphs = [0] * len(lengths) if glyphs is None else glyphs
-    glyph_embeds, glyph_mask = padded(
-        *glyphs, tokens=PADDED_GLYPHS, width=GLYPH_DIM, seed=seed + 50
-    )
+    glyph_embeds, glyph_mask = padded(*glyphs, tokens=MOST_GLYPHS, width=GLYPH_DIM, seed=seed + 50)
     return {
         f"{prefix}prompt_embeds": embeds,
         f"{prefix}prompt_embeds_mask": mask,

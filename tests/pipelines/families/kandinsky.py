@@ -3,7 +3,7 @@
 import torch
 from diffusers import Kandinsky5Transformer3DModel, Kandinsky6Transformer3DModel
 
-from tests.pipelines.families.family import ODD, VAE, VIDEO, Family, Loop, of_branch, strong
+from tests.pipelines.families.family import USUAL, VAE, VIDEO, Family, Loop, of_branch, strong
 from tests.tiny_models import random, seeded
 
 CHANNELS, SOUND, SOUND_CHANNELS = 4, 7, 6
@@ -87,19 +87,14 @@ FAMILIES = [
         "kandinsky 5",
         kandinsky5,
         VIDEO,
-        {"odd size": ODD, "batch": {"batch": 2}},
+        USUAL,
         kinds=2,  # the text's blocks, too
     ),
     Family(
         "kandinsky 6",
         kandinsky6,
         VIDEO,
-        {
-            "odd size": ODD,
-            "batch": {"batch": 2},
-            "no sound": {"sound": False},
-            "frames of two types": {"types": True},
-        },
+        {**USUAL, "no sound": {"sound": False}, "frames of two types": {"types": True}},
         kinds=3,  # the text's blocks for the video, and those for the sound
     ),
 ]

@@ -4,18 +4,14 @@ from types import SimpleNamespace
 
 import torch
 from diffusers import MiniMaxH3Scheduler, MiniMaxH3Transformer3DModel
-from diffusers.modular_pipelines.minimax_h3.before_denoise import (
-    MiniMaxH3PrepareLayoutStep,
-    MiniMaxH3Ref2VAPrepareLayoutStep,
-    MiniMaxH3SetTimestepsStep,
-)
+from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3
 
 from tests.pipelines.families.family import HEADS, Family
 from tests.tiny_models import random, seeded
 
 CHANNELS, AUDIO_CHANNELS = 4, 6  # of the latents
 TEXT, TEXT_DIM = 9, 16
-SPACE, FRAMES = 16, 22  # pixels of a latent, frames of the video: 7 latent ones
+SPACE = 16  # pixels of a latent
 KEYFRAME_NOISE = 0.999  # the timestep at which its pipeline holds keyframes
 VAE_CONFIG = {  # what a config file says of its VAE
     "latent_channels": CHANNELS,
@@ -62,14 +58,11 @@ class H3Loop:
         self.transformer = transformer
         self.scheduler, self.audio_scheduler = MiniMaxH3Scheduler(12.0), MiniMaxH3Scheduler(3.0)
         self.vae = SimpleNamespace(config=VAE_CONFIG)
+        self.components = {"transformer": transformer, "scheduler": self.scheduler}
 
     def to(self, device, dtype):
         self.transformer.to(device, dtype)
         return self
-
-    @property
-    def components(self):
-        return {"transformer": self.transformer, "scheduler": self.scheduler}
 
     @torch.no_grad()
     def __call__(
@@ -84,11 +77,8 @@ class H3Loop:
         keyframes=(),
         references=(),
         vision_rows=0,
-        output_type="latent",
-        return_dict=False,
+        **_,
     ):
-        assert output_type == "latent"
-        assert not return_dict
         device, batch = self.transformer.device, prompt_embeds.shape[0]
         size = (num_frames - 5) // 17 * 5 + 2, height // SPACE, width // SPACE
         sounds = round(num_frames / 24 * 40)
@@ -102,11 +92,11 @@ class H3Loop:
         layout = (*size, sounds, (1, 2, 2), 2, 2, 0)
         if references:
             kinds = [SimpleNamespace(kind=kind, has_audio=False) for kind, _ in references]
-            packed = MiniMaxH3Ref2VAPrepareLayoutStep.build_ref2va_packed_sequence(
+            packed = h3.MiniMaxH3Ref2VAPrepareLayoutStep.build_ref2va_packed_sequence(
                 tags, kinds, conditions, audios, *layout
             )
         else:
-            packed = MiniMaxH3PrepareLayoutStep.build_packed_sequence(tags, *layout, keyframes)
+            packed = h3.MiniMaxH3PrepareLayoutStep.build_packed_sequence(tags, *layout, keyframes)
         *rows, condition_rows, audio_rows = packed
         names = ("position_ids", "token_tags", "video_indices", "audio_indices", "text_indices")
         where = {name: value.to(device) for name, value in zip(names, rows, strict=True)}
@@ -126,16 +116,9 @@ class H3Loop:
         for at, audio_at in zip(
             self.scheduler.timesteps, self.audio_scheduler.timesteps, strict=True
         ):
-            timestep, timestep_indices = MiniMaxH3SetTimestepsStep.build_row_timesteps(
-                rows[2],
-                rows[3],
-                condition_rows,
-                audio_rows,
-                tags.numel(),
-                float(at),
-                float(audio_at),
-                max(float(at), KEYFRAME_NOISE),
-                1.0,
+            times = float(at), float(audio_at), max(float(at), KEYFRAME_NOISE), 1.0
+            timestep, timestep_indices = h3.MiniMaxH3SetTimestepsStep.build_row_timesteps(
+                rows[2], rows[3], condition_rows, audio_rows, tags.numel(), *times
             )
             velocity, audio_velocity = self.transformer(
                 hidden_states=video,
@@ -161,12 +144,8 @@ def tiny_h3_pipeline(**overrides):
     return H3Loop(tiny_h3_transformer(**overrides))
 
 
-VIDEO = {
-    "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
-    "height": 8 * SPACE,
-    "width": 12 * SPACE,
-    "num_frames": FRAMES,
-}
+SIZE = {"height": 8 * SPACE, "width": 12 * SPACE, "num_frames": 22}  # 7 frames of latents
+VIDEO = {**SIZE, "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3)}
 VARIANTS = {
     "odd size": {"height": 6 * SPACE, "width": 14 * SPACE, "num_frames": 39},
     "batch": {"prompt_embeds": random(2, TEXT, TEXT_DIM, seed=5)},

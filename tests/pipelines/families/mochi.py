@@ -8,8 +8,7 @@ from tests.pipelines.families.family import Family, of_class
 from tests.tiny_models import random, seeded
 
 CHANNELS = 12  # of the latents
-TEXT = 12
-TEXT_DIM = 16
+TEXT, TEXT_DIM = 12, 16
 TRANSFORMER = {
     "num_attention_heads": 2,
     "attention_head_dim": 8,
@@ -55,7 +54,7 @@ def prompts(*lengths, negative=()):
 
 
 GUIDED = {**prompts(7, negative=[3]), "guidance_scale": 4.5}
-GAP = torch.arange(TEXT)[None] != 2
+WITH_A_GAP = GUIDED["prompt_attention_mask"] & (torch.arange(TEXT) != 2)
 VIDEO = {**prompts(TEXT), "height": 64, "width": 48, "num_frames": 13, "guidance_scale": 1.0}
 
 FAMILIES = [
@@ -71,10 +70,7 @@ FAMILIES = [
             "guided batch": {**prompts(2, 9, negative=[9, 1]), "guidance_scale": 4.5},
             "odd size": {"height": 48, "width": 80, "num_frames": 7},
             "one frame": {"num_frames": 1},
-            "a mask with gaps": {
-                **GUIDED,
-                "prompt_attention_mask": GUIDED["prompt_attention_mask"] & GAP,
-            },
+            "a mask with gaps": {**GUIDED, "prompt_attention_mask": WITH_A_GAP},
         },
         masked={"a mask with gaps": f"attention runs dense: {GAPS}"},
         kinds=2,  # the last block makes no text

@@ -6,22 +6,12 @@ from diffusers import QwenImage21Transformer2DModel
 from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
 
 from tests.pipelines.changes import with_an_effect
-from tests.pipelines.families.family import (
-    HEADS,
-    Family,
-    Loop,
-    image_tokens,
-    of_branch,
-    of_class,
-    picture,
-    strong,
-)
-from tests.pipelines.families.family import IMAGE as SIZE
+from tests.pipelines.families import family
+from tests.pipelines.families.family import HEADS, Family, of_class, picture, strong
 from tests.tiny_models import random, seeded, tiny_wan_vae
 
 CHANNELS = 4  # of the latents
 TEXT, TEXT_DIM = 6, 16
-WIDTH, HEIGHT = 48, 64
 QWEN_CONFIG = {
     "in_channels": 4 * CHANNELS,
     "out_channels": CHANNELS,
@@ -45,12 +35,8 @@ def prompts(*lengths, seed=3, negative=()):
     return call
 
 
-PICTURE = {
-    "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3),
-    "height": HEIGHT,
-    "width": WIDTH,
-    "true_cfg_scale": 1.0,
-}
+SIZE = {"height": 64, "width": 48}
+PICTURE = {**SIZE, "prompt_embeds": random(1, TEXT, TEXT_DIM, seed=3), "true_cfg_scale": 1.0}
 GUIDED = {"negative_prompt_embeds": random(1, TEXT - 2, TEXT_DIM, seed=4), "true_cfg_scale": 3.0}
 VARIANTS = {
     "guided by a shorter text": GUIDED,
@@ -63,7 +49,7 @@ VARIANTS = {
     "a mask with holes": {**prompts(4), "prompt_embeds_mask": torch.tensor([[1, 0, 1, 1, 0]])},
 }
 MASKED = "attention runs dense: the text is masked otherwise than by one length for all samples"
-IMAGE = {"image": picture(1, WIDTH, HEIGHT), "strength": 0.8}
+IMAGE = {"image": picture(1, 48, 64), "strength": 0.8}
 
 
 def tiny_qwen_transformer(*, seed=0, **overrides):
@@ -151,7 +137,7 @@ class Arguments:
             slots = torch.cat([slots[:, :3], picture, slots[:, 3:]], dim=1)
             tokens = random(1, rows * columns, TOKEN_CHANNELS, seed=9).repeat(batch, 1, 1)
             latents = torch.cat([tokens, latents], dim=1)
-        embeds = of_branch(latents, branch, slots.shape[1], TEXT_DIM)
+        embeds = family.of_branch(latents, branch, slots.shape[1], TEXT_DIM)
         slots = torch.cat([slots, torch.ones(1, target // 4, dtype=torch.bool)], dim=1)
         call = {
             "hidden_states": latents,
@@ -174,17 +160,17 @@ class Arguments:
 def loop():
     transformer = strong(seeded(QwenImage21Transformer2DModel, **CONFIG21))
     vae = {"spatial_compression_ratio": 16, "temporal_compression_ratio": 1}
-    return Loop(
+    return family.Loop(
         transformer,
         Arguments(),
-        image_tokens(TOKEN_CHANNELS),
+        family.image_tokens(TOKEN_CHANNELS),
         vae,
         # The first call returns all tokens of the sequence, the image's last.
         lambda result, latents: result[0][:, -latents.shape[1] :],
     )
 
 
-IMAGE21 = {**SIZE, "max_sequence_length": TEXT}
+IMAGE21 = {**family.IMAGE, "max_sequence_length": TEXT}
 FAMILIES += [
     Family(
         "qwen-image 2.1",

@@ -3,17 +3,10 @@
 from diffusers import WanImageToVideoPipeline
 from transformers import CLIPImageProcessor
 
+from tests import tiny_models
 from tests.pipelines.families.family import ODD, Family, wan_like, wan_prompts
 from tests.pipelines.families.family import VIDEO as SIZE
-from tests.tiny_models import (
-    LATENT_CHANNELS,
-    PROMPT,
-    TEXT_DIM,
-    random,
-    tiny_image_encoder,
-    tiny_wan_pipeline,
-    tiny_wan_transformer,
-)
+from tests.tiny_models import PROMPT, TEXT_DIM, random, tiny_wan_pipeline, tiny_wan_transformer
 
 CLIP_SIZE = {"height": 16, "width": 16}
 CHANNELS = 64  # of the blocks: heads times head size
@@ -41,9 +34,11 @@ def with_clip_embeddings():
     """
     return image_to_video(
         transformer=tiny_wan_transformer(
-            in_channels=2 * LATENT_CHANNELS + 4, image_dim=TEXT_DIM, added_kv_proj_dim=CHANNELS
+            in_channels=2 * tiny_models.LATENT_CHANNELS + 4,
+            image_dim=TEXT_DIM,
+            added_kv_proj_dim=CHANNELS,
         ),
-        image_encoder=tiny_image_encoder(),
+        image_encoder=tiny_models.tiny_image_encoder(),
         image_processor=CLIPImageProcessor(size=CLIP_SIZE, crop_size=CLIP_SIZE),
     )
 

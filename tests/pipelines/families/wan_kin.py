@@ -86,7 +86,7 @@ def skyreels(arguments=text, **more):
     return family.video_loop(model_class, arguments, **TRANSFORMER_CONFIG, **more)
 
 
-VARIANTS = {"odd size": family.ODD, "batch": {"batch": 2}, "unguided": {"branches": ("cond",)}}
+VARIANTS = {**family.USUAL, "unguided": {"branches": ("cond",)}}
 FAMILIES = [
     family.Family(
         "wan vace",

@@ -1,5 +1,6 @@
 """Whole tiny generations that the ranks of the tests run, alone and together."""
 
+from collections import Counter
 from functools import partial
 
 import torch
@@ -25,7 +26,8 @@ WHOLE_BLOCKS = {
     "longcat-image": {"text": TEXT},
     "bria": {"text": TEXT},
 }
-BIG = {**wan.VIDEO, "height": 128, "width": 128, "num_frames": 13}  # 16 blocks of 16 rows
+SQUARE = {"height": 128, "width": 128}
+BIG = {**wan.VIDEO, **SQUARE, "num_frames": 13}  # 16 blocks of 16 rows
 
 
 def wan_of(heads, experts=1):
@@ -44,12 +46,7 @@ def announced(name):
     return pipe
 
 
-HUNYUAN = {
-    **FAMILIES["hunyuan video"].call,
-    **WHOLE_BLOCKS["hunyuan video"],
-    "height": 128,
-    "width": 128,
-}
+HUNYUAN = {**FAMILIES["hunyuan video"].call, **WHOLE_BLOCKS["hunyuan video"], **SQUARE}
 OTHERS = {
     "four heads": (lambda: wan_of(4), BIG, {}),
     "uneven heads": (lambda: wan_of(5), BIG, {}),
@@ -58,12 +55,7 @@ OTHERS = {
     "skipped, with a forecast": (
         lambda: wan_of(4),
         {**BIG, "num_inference_steps": 10},
-        {
-            "schedule.actions": None,
-            "schedule.full_steps": [0, 1, 4, 7],
-            "schedule.sparse_steps": 0.0,
-            "schedule.forecast": 0.5,
-        },
+        {"schedule": {"full_steps": [0, 1, 4, 7], "sparse_steps": 0.0, "forecast": 0.5}},
     ),
     "caches in e4m3": (lambda: wan_of(4), BIG, {"memory.cache_precision": "fp8"}),
     "attention alone": (lambda: wan_of(4), BIG, {"mlp.density": "dense"}),
@@ -185,14 +177,13 @@ def compared(name, parallel, *, judge):
     make, call, changes = case(name)
     config = SPARSE.override(changes)
     found, report = run(make(), call, config, parallel)
-    result = {"ranks agree": ranks_agree(found), "actions": report.actions()}
-    result["layers"] = dict(report_of_layers(report))
+    result = {"ranks agree": ranks_agree(found), "layers": report_of_layers(report)}
     if judge:
         alone, expected = run(make(), call, config, None)
         result["difference"] = largest_difference(found, alone)
         result["cache share"] = report.cache_bytes / max(1, expected.cache_bytes)
         result["same actions"] = report.actions() == expected.actions()
-        result["same layers"] = result["layers"] == dict(report_of_layers(expected))
+        result["same layers"] = result["layers"] == report_of_layers(expected)
     return result
 
 
@@ -202,12 +193,8 @@ def run(pipe, call, config, parallel):
 
 
 def report_of_layers(report):
-    counts = {}
-    for step in report.steps:
-        for entry in step.layers:
-            key = f"{entry.part} {entry.action}"
-            counts[key] = counts.get(key, 0) + 1
-    return counts
+    """How many layers of all steps ran in each way, by part and action."""
+    return Counter(f"{each.part} {each.action}" for step in report.steps for each in step.layers)
 
 
 def ranks_agree(tensor):

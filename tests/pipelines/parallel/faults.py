@@ -10,16 +10,8 @@ import torch.distributed as dist
 import chipsparse
 from chipsparse.layers.attention import AttentionLayer
 from chipsparse.plan import Action, SparsityPlan
-from tests.pipelines.parallel.equal_bits import (
-    BIG,
-    BOTH,
-    largest_difference,
-    ranks_agree,
-    report_of_layers,
-    run,
-    said,
-    wan_of,
-)
+from tests.pipelines.parallel import equal_bits
+from tests.pipelines.parallel.equal_bits import BIG, BOTH, run, said, wan_of
 from tests.pipelines.small_sparse import generate
 from tests.pipelines.test_families import SPARSE
 
@@ -57,9 +49,9 @@ def seen():
             for name, parallel in (("heads", BOTH), ("rows", ROWS)):
                 result, report = run(wan_of(4), CALL, SPARSE, parallel)
                 found[f"refreshes alone, {name}"] = [
-                    ranks_agree(result),
-                    report_of_layers(report).get("attention sparse", 0),
-                    largest_difference(result, alone),
+                    equal_bits.ranks_agree(result),
+                    equal_bits.report_of_layers(report)["attention sparse"],
+                    equal_bits.largest_difference(result, alone),
                 ]
         with skips_alone():
             found["skips alone"] = said(wan_of(4), CALL)
@@ -75,7 +67,8 @@ def seen():
         found["tokens"] = said(wan_of(4), {**CALL, "height": 16, "width": 16, "num_frames": 1})
         found["processes"] = said(wan_of(4), CALL, parallel=chipsparse.Parallel(ulysses=3))
         # The next generation is as if nothing had been.
-        found["afterwards"] = largest_difference(run(wan_of(4), CALL, SPARSE, BOTH)[0], alone)
+        again, _ = run(wan_of(4), CALL, SPARSE, BOTH)
+        found["afterwards"] = equal_bits.largest_difference(again, alone)
     return found
 
 

@@ -44,28 +44,19 @@ LARGEST_ROUNDING = 1e-6
 WITHOUT_SPARSE_STEPS = ["nothing sparse", "skipped, with a forecast"]
 
 
-def check(name, results):
+def check(name, results, *, guided=False):
+    """Ranks that share guidance branches each take part in the calls of one branch alone."""
     assert all(each["ranks agree"] for each in results), name
+    (judged,) = (each for each in results if "difference" in each)
+    assert judged["difference"] <= (0 if guided else LARGEST_ROUNDING), (name, judged)
+    assert judged["same actions"], (name, judged)
+    if guided:
+        assert judged["cache share"] < 0.55, (name, judged)
+        return judged
     layers = results[0]["layers"]
     assert all(each["layers"] == layers for each in results), name
-    (judged,) = (each for each in results if "difference" in each)
-    assert judged["difference"] <= LARGEST_ROUNDING, (name, judged)
-    assert judged["same actions"], name
     assert judged["same layers"], (name, judged)
-    if name in WITHOUT_SPARSE_STEPS:
-        assert "attention sparse" not in layers
-    else:
-        assert layers["attention sparse"] > 0, name
-    return judged
-
-
-def check_guided(name, results):
-    """Like `check`; each rank takes part in the calls of one branch alone."""
-    assert all(each["ranks agree"] for each in results), name
-    (judged,) = (each for each in results if "difference" in each)
-    assert judged["difference"] == 0, (name, judged)
-    assert judged["same actions"], (name, judged)
-    assert judged["cache share"] < 0.55, (name, judged)
+    assert ("attention sparse" in layers) == (name not in WITHOUT_SPARSE_STEPS), name
     return judged
 
 
@@ -87,7 +78,7 @@ def test_two_ranks(two_ranks):
 @pytest.mark.slow
 def test_guidance_branches_on_two_ranks(two_ranks):
     for name in two_ranks[0].result["guidance"]:
-        check_guided(name, [each.result["guidance"][name] for each in two_ranks])
+        check(name, [each.result["guidance"][name] for each in two_ranks], guided=True)
     for each in two_ranks:
         assert "needs a pipeline that guides" in each.result["unguided"]
 
@@ -145,7 +136,7 @@ def test_four_ranks(tmp_path):
     for way, (names, guidance, _) in ways.items():
         for name in names:
             results = [each.result[way][name] for each in ended]
-            judged = (check if guidance == 1 else check_guided)(name, results)
+            judged = check(name, results, guided=guidance > 1)
             assert judged["cache share"] < 0.35, (way, name, judged)
 
 
