@@ -12,19 +12,9 @@ from chipsparse.cache.placement import SLOTS, Capacity
 from chipsparse.cache.tensors import KINDS
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
+from tests.chipsparse import sessions
 from tests.chipsparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
-from tests.chipsparse.sessions import (
-    ACTIONS,
-    BOTH,
-    CONFIG,
-    HOSTED,
-    TOTAL,
-    equal,
-    generate,
-    layout_of,
-    session_with,
-    step_of,
-)
+from tests.chipsparse.sessions import BOTH, HOSTED, TOTAL, equal, generate, layout_of, session_with
 from tests.variants import slow
 
 ROUNDED = {"memory.cache_precision": "fp8"}
@@ -81,9 +71,10 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
     }
     tile = {"tile": [1, 2, 2]}
     together, outputs = session_with(overrides | tile), {name: [] for name in layouts}
-    for step in range(len(ACTIONS)):
+    for step in range(len(sessions.ACTIONS)):
         for branch, layout in layouts.items():
-            outputs[branch] += step_of(together, StepContext(1, step, branch, TOTAL), layout)
+            context = StepContext(1, step, branch, TOTAL)
+            outputs[branch] += sessions.step_of(together, context, layout)
     for branch, layout in layouts.items():
         alone = session_with(overrides | tile)
         assert equal(generate(alone, layout=layout, branches=[branch], known=1), outputs[branch])
@@ -122,7 +113,7 @@ def test_each_sparse_call_brings_every_tensor_that_it_reads_once_and_before_it_i
     monkeypatch.setattr(pool, "load", watched)
     generate(session)
     assert late == []
-    plan = SparsityPlan(session.config, layout_of(), len(ACTIONS))
+    plan = SparsityPlan(session.config, layout_of(), len(sessions.ACTIONS))
     needs = cache_needs(plan, dtype=torch.float32)
     nbytes = sum(size for need in needs for kind, size in need.sizes.items() if kind != "lse")
     for record in session.report.steps:
@@ -184,7 +175,8 @@ def with_available(monkeypatch, available):
 
 
 def wanted(overrides=(), layout=None, branches=2):
-    plan = SparsityPlan(CONFIG.override(dict(overrides)), layout or layout_of(), len(ACTIONS))
+    config = sessions.CONFIG.override(dict(overrides))
+    plan = SparsityPlan(config, layout or layout_of(), len(sessions.ACTIONS))
     return branches * sum(need.nbytes for need in cache_needs(plan, dtype=torch.float32))
 
 
@@ -204,10 +196,10 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation
     session, results = session_with(), []
     for generation in (1, 2):
         outputs, plans = [], {}
-        for step in range(len(ACTIONS)):
+        for step in range(len(sessions.ACTIONS)):
             for branch, layout in layouts.items():
                 context = StepContext(generation, step, branch, TOTAL)
-                outputs += step_of(session, context, layout, BOTH)
+                outputs += sessions.step_of(session, context, layout, BOTH)
                 plans[branch] = session._caches._branches[branch].memory
         assert plans["cond"].in_fp8 == plans["uncond"].in_fp8
         results.append((outputs, plans))
@@ -219,8 +211,8 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation
 
 def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
     """Nothing of one that is over; and there is room for a recorded call of each that is known."""
-    config = CONFIG.override({"cuda_graphs": "always"})
-    plan, told = SparsityPlan(config, layout_of(), len(ACTIONS)), []
+    config = sessions.CONFIG.override({"cuda_graphs": "always"})
+    plan, told = SparsityPlan(config, layout_of(), len(sessions.ACTIONS)), []
 
     def available(*args, working, promised, held, **kwargs):
         told.append((working, promised, held))
@@ -257,7 +249,7 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
     with_available(monkeypatch, available)
     for step in range(5):
         for branch in ("cond", "uncond", "third"):
-            step_of(session, StepContext(1, step, branch, TOTAL), layout)
+            sessions.step_of(session, StepContext(1, step, branch, TOTAL), layout)
             most = max(most, on_device())
             assert memory.lent_bytes <= host + 512 * 9 * 4
     kept_fractions = 4 * len([*session._caches])

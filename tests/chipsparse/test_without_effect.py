@@ -75,9 +75,8 @@ def notes(changes, **options):
     config = SparsityConfig()
     for path, value in yaml.safe_load(f"{{{changes}}}").items():
         nested = value if isinstance(value, dict) else {}
-        config = config.override(
-            {f"{path}.{name}": v for name, v in nested.items()} or {path: value}
-        )
+        paths = {f"{path}.{name}": below for name, below in nested.items()}
+        config = config.override(paths or {path: value})
     return SparsityPlan(config, LAYOUT, 12).notes(**options)
 
 

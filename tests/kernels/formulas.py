@@ -22,9 +22,9 @@ SUMS_TOLERANCE = {**TOLERANCE, torch.float16: 8e-3, torch.bfloat16: 8e-3}
 
 
 def assert_close(actual, expected, tolerance):
-    torch.testing.assert_close(
-        actual.double().cpu(), expected.double().cpu(), rtol=tolerance, atol=tolerance
-    )
+    """Equal within a tolerance: a number, or that of a dtype."""
+    most = TOLERANCE.get(tolerance, tolerance)
+    torch.testing.assert_close(actual.double().cpu(), expected.double().cpu(), rtol=most, atol=most)
 
 
 def assert_attention(found, expected, dtype):

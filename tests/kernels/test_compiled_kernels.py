@@ -45,16 +45,11 @@ def test_every_kernel_is_launched_by_a_case(monkeypatch):
     assert {kernel.__name__ for kernel in kernels - launched} == set()
 
 
-def compiled(path, *options):
+def compiled(path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.compile_report", "--json", str(path), *options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    command = [sys.executable, "-m", "benchmarks.compile_report", "--json", str(path)]
+    options = {"capture_output": True, "text": True, "timeout": 1800}
+    done = subprocess.run(command, cwd=ROOT, env=environment, **options)
     if done.returncode == 2:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr[-4000:]

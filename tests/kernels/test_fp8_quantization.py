@@ -77,9 +77,8 @@ def test_scores_and_values_come_back_within_the_rounding(
     # Numbers are off by half of a step, those of a query also by the correction of its scale.
     key_step = key.abs().amax((-1, -2), keepdim=True) / 127
     query_step = query.abs().amax(-1, keepdim=True) / 127
-    corrected = (
-        query_step / 2 * query.abs().sum(-1, keepdim=True) / query.square().sum(-1)[..., None]
-    )
+    squares = query.square().sum(-1, keepdim=True)
+    corrected = query_step / 2 * query.abs().sum(-1, keepdim=True) / squares
     query_off, key_off = query_step / 2 + 1.1 * corrected * query.abs(), key_step / 2
     key_off = key_off.expand_as(key)
     bound = query_off @ key.abs().mT + query.abs() @ key_off.mT + query_off @ key_off.mT

@@ -65,16 +65,8 @@ def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, dev
 def check_selection(backend, hidden, weight, bias, old, keep_count, block_size, **gate):
     """The highest scores are chosen, ascending, and their means alone are stored."""
     cache, neurons = old.clone(), weight.shape[0]
-    found = neuron_selection(
-        hidden,
-        weight,
-        bias,
-        cache,
-        keep_count=keep_count,
-        block_size=block_size,
-        backend=backend,
-        **gate,
-    )
+    options = {"keep_count": keep_count, "block_size": block_size, "backend": backend}
+    found = neuron_selection(hidden, weight, bias, cache, **options, **gate)
     gate_pair = (gate["gate_weight"], gate["gate_bias"]) if gate else None
     means = means_of(hidden, weight, bias, block_size, gate_pair, gate.get("activation"))
     scores = (means - old.double()).abs()

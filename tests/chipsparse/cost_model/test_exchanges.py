@@ -11,9 +11,7 @@ from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import Action, SparsityPlan
 
 # 10 blocks of 4 tokens, the last one short, and a prompt behind them.
-LAYOUT = ModelLayout(
-    (LayerKind("block", 3, 32),), heads=5, head_dim=8, batch=2, grids=((1, 3, 13),), text_tokens=3
-)
+LAYOUT = ModelLayout((LayerKind("block", 3, 32),), 5, 8, 2, ((1, 3, 13),), text_tokens=3)
 SMALL = SparsityConfig().override({"block_size": 4, "schedule.first_dense_layers": 1})
 PLAN = SparsityPlan(SMALL, LAYOUT, 4)
 BF16 = torch.bfloat16

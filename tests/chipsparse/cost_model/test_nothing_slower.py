@@ -88,13 +88,9 @@ class OneLayer:
         normal = partial(torch.randn, device=device, dtype=dtype)
         self.query, self.key, self.value = normal(3, *shape)
         self.hidden = normal(shape[0], tokens, channels)
-        self.weights = MLPWeights(
-            normal(neurons, channels) / channels**0.5,
-            None,
-            (normal(neurons, channels) / neurons**0.5).t(),
-            None,
-            "gelu-tanh",
-        )
+        up = normal(neurons, channels) / channels**0.5
+        down = (normal(neurons, channels) / neurons**0.5).t()
+        self.weights = MLPWeights(up, None, down, None, "gelu-tanh")
         self.steps = {"attention": self.attend, "mlp": self.feed_forward}
         for step in range(3):
             context = StepContext(1, step, "cond", STEPS)

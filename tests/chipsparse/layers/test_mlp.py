@@ -39,9 +39,8 @@ def expected(hidden, gate, bias=True):
     else:
         first, second = up.chunk(2, dim=-1)
         activation = F.silu(first) * second if gate == "first" else first * F.silu(second)
-    return F.linear(
-        activation, normal(CHANNELS, NEURONS, seed=3), normal(CHANNELS, seed=4) if bias else None
-    )
+    down_bias = normal(CHANNELS, seed=4) if bias else None
+    return F.linear(activation, normal(CHANNELS, NEURONS, seed=3), down_bias)
 
 
 def dense(cache, hidden, weights, **options):

@@ -15,9 +15,7 @@ from chipsparse.plan import SparsityPlan
 
 GRID, SIZE = 61, 8
 BLOCKS = LayerKind("block", layers=2, intermediate_size=16)
-LAYOUT = ModelLayout(
-    (BLOCKS,), heads=3, head_dim=8, batch=2, grids=((1, 1, GRID),), text_first=True
-)
+LAYOUT = ModelLayout((BLOCKS,), 3, 8, 2, ((1, 1, GRID),), text_first=True)
 START = attrgetter("start")
 CONFIG = SparsityConfig(block_size=SIZE)
 SPLIT = Share(heads=3, first_row=0, rows=GRID, most_rows=GRID, tokens=40, grid_tokens=40)

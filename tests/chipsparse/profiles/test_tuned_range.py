@@ -7,16 +7,9 @@ import pytest
 from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedFor, TunedTarget, digest, outside, target_text
 
-TUNED = TunedFor(
-    model="tiny",
-    transformer_config="abc",
-    height=256,
-    width=256,
-    num_inference_steps=50,
-    guidance_scale=4.0,
-    dtype="float32",
-    device="NVIDIA H200",
-)
+CALL = {"height": 256, "width": 256, "num_inference_steps": 50, "guidance_scale": 4.0}
+MODEL = {"model": "tiny", "transformer_config": "abc"}
+TUNED = TunedFor(**MODEL, **CALL, dtype="float32", device="NVIDIA H200")
 
 
 @pytest.mark.parametrize(
