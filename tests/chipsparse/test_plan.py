@@ -93,9 +93,8 @@ def test_layers_have_budgets_of_their_own():
     assert off.dense == {(0, "mlp"): first[0, "mlp"], (3, "mlp"): NAMED, **never}
     with pytest.raises(ConfigError) as error:
         SparsityPlan(config, dataclasses.replace(LAYOUT, kinds=(LayerKind("block", 3, 8),)), 12)
-    assert str(error.value) == (
-        "layers[0].layers: names layer 3, but this model has 3 layers, 0 to 2"
-    )
+    said = "layers[0].layers: names layer 3, but this model has 3 layers, 0 to 2"
+    assert str(error.value) == said
 
 
 NAMED = "layers names it dense"

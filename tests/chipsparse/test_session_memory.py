@@ -134,8 +134,7 @@ def test_each_call_tells_what_the_caches_hold_behind_it():
     held = [record.cache_bytes for record in records]
     hosted = [record.host_bytes for record in records]
     assert 0 < held[0] < held[1] < held[3]  # LSE of one branch, of both; a refresh adds
-    assert max(held) == session.report.cache_bytes
-    assert max(hosted) == session.report.host_bytes
+    assert (max(held), max(hosted)) == (session.report.cache_bytes, session.report.host_bytes)
     assert held[4:-2] == [held[3]] * len(held[4:-2])
     assert all(0 < host <= both for host, both in zip(hosted, held, strict=True))
     assert {record.allocated_bytes for record in records} == {None}  # not a CUDA device
@@ -181,9 +180,7 @@ def wanted(overrides=(), layout=None, branches=2):
 
 
 @pytest.mark.parametrize("share", [0.65, 0.8, slow(0.9), slow(0.78), slow(0.96)])
-def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation(
-    share, monkeypatch
-):
+def test_branches_of_other_sizes_are_rounded_alike_and_so_is_another_generation(share, monkeypatch):
     """Each plans for itself, as its text has another length, the second from what is left."""
     layouts = {"cond": layout_of(text_tokens=7), "uncond": layout_of()}
     free = share * wanted(layout=layouts["cond"])

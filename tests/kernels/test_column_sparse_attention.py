@@ -216,9 +216,7 @@ def test_means_are_columns_that_count_several_times(
 
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize("block_size_q", [64, 192])
-def test_nan_in_a_mean_reaches_its_whole_head_and_in_a_dropped_column_nothing(
-    backend, block_size_q, device
-):
+def test_nan_in_a_mean_fills_its_head_and_in_dropped_columns_nothing(backend, block_size_q, device):
     options = {"dtype": torch.bfloat16, "device": device}
     inputs = attention_inputs(1, 2, 3 * block_size_q, 200, 64, **options)
     mask = torch.zeros(1, 2, 3, 200, dtype=torch.bool, device=device)

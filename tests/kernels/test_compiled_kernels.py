@@ -19,15 +19,14 @@ from triton.runtime.jit import JITFunction
 from benchmarks.compile_report import SHARED_BYTES, Instruction, hot_loops, instructions
 from benchmarks.compiled_cases import cases
 from benchmarks.records import read
+from tests.kernels.formulas import INTERPRETED
 
 ROOT = Path(__file__).parents[2]
 PRODUCTS_OF_8_BITS = {89: {"IMMA", "QMMA"}, 90: {"IGMMA", "QGMMA"}, 100: {"UTCIMMA", "UTCQMMA"}}
 PRODUCTS_OF_16_BITS = {90: {"HGMMA"}, 80: {"HMMA"}}
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") != "0", reason="the interpreter replaces the kernels"
-)
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter replaces the kernels")
 def test_every_kernel_is_launched_by_a_case(monkeypatch):
     monkeypatch.setattr(JITFunction, "_do_compile", lambda *_: None)
     launched = {kernel for case in cases() for kernel, _ in case.compile()}

@@ -41,9 +41,8 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
 def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, dtype, device):
     inputs = attention_inputs(2, 1, rows, 77, 64, dtype=dtype, device=device)
     _, lse = formulas.full_attention(*inputs)
-    _, _, sums = dense_attention_column_sums(
-        *inputs, lse.float(), block_size_q=block_size_q, backend=backend
-    )
+    options = {"block_size_q": block_size_q, "backend": backend}
+    _, _, sums = dense_attention_column_sums(*inputs, lse.float(), **options)
     tolerance = SUMS_TOLERANCE[dtype]
     formulas.assert_close(sums, column_sums_of(*inputs[:2], lse.float(), block_size_q), tolerance)
     # With the true LSE every row gives away a mass of one.
@@ -77,9 +76,8 @@ def test_output_is_the_same_without_column_sums(backend, block_size_q, dtype, de
     previous[:, :, 7] = torch.nan
     if backend == "triton":  # block by block
         monkeypatch.setattr(import_module(launch.__module__), "TRANSIENT_BYTES", 1)
-    call = DenseAttentionColumnSums(
-        *inputs, previous, block_size_q=block_size_q, scale=0.1, backend=backend
-    )
+    options = {"block_size_q": block_size_q, "scale": 0.1, "backend": backend}
+    call = DenseAttentionColumnSums(*inputs, previous, **options)
     output, lse, _ = dense_attention_column_sums.run(call)
     if backend == "gluon":  # the kernel of `dense_attention` is the same one
         plain, plain_lse = dense_attention(*inputs, scale=0.1, backend=backend)
@@ -110,11 +108,9 @@ def test_sums_follow_the_lse(backend, shift, dtype, device):
 def test_stale_lse_keeps_sums_finite(backend, dtype, device):
     """A very low LSE would overflow; what underflows beside it must not become NaN."""
     query, key, value = attention_inputs(1, 1, 200, 200, 64, dtype=dtype, device=device)
-    query = query * 100  # most weights of a row underflow to 0
+    inputs = query * 100, key, value  # most weights of a row underflow to 0
     previous = torch.full((1, 1, 200), -1e4, device=device)
-    _, _, sums = dense_attention_column_sums(
-        query, key, value, previous, block_size_q=200, backend=backend
-    )
+    _, _, sums = dense_attention_column_sums(*inputs, previous, block_size_q=200, backend=backend)
     assert sums.isfinite().all()
     assert (sums.amax(-1) > 0).all()
 
@@ -139,11 +135,9 @@ def test_all_configs_of_triton(backend, head_dim, device, monkeypatch):
 @pytest.mark.parametrize("scale", [-0.2, 0.0])
 def test_any_scale_and_the_layout_of_the_output(backend, scale, device):
     inputs = attention_inputs(2, 3, 20, 30, 64, dtype=torch.float16, device=device, strided=True)
-    expected, expected_lse = formulas.full_attention(*inputs, scale)
-    output, lse, _ = dense_attention_column_sums(
-        *inputs, expected_lse, scale=scale, backend=backend
-    )
-    formulas.assert_attention((output, lse), (expected, expected_lse), torch.float16)
+    expected, previous = formulas.full_attention(*inputs, scale)
+    output, lse, _ = dense_attention_column_sums(*inputs, previous, scale=scale, backend=backend)
+    formulas.assert_attention((output, lse), (expected, previous), torch.float16)
     assert output.stride() == inputs[0].stride()
 
 
@@ -151,17 +145,13 @@ def test_any_scale_and_the_layout_of_the_output(backend, scale, device):
 @formulas.kernel_names(dense_attention_column_sums)
 def test_sums_beyond_32_bit_offsets(backend):
     """4,096 blocks of one row by 2^19 + 100 columns are 4.3 GB."""
-    rows, columns = 4096, 2**19 + 100
-    query, key, value = attention_inputs(
-        1, 1, rows, columns, 64, dtype=torch.bfloat16, device="cuda"
-    )
-    previous = torch.full((1, 1, rows), 4.0, device="cuda")
-    _, _, sums = dense_attention_column_sums(
-        query, key, value, previous, block_size_q=1, backend=backend
-    )
-    for row in (0, rows // 2, rows - 1):
+    shape = (1, 1, 4096, 2**19 + 100, 64)
+    inputs = attention_inputs(*shape, dtype=torch.bfloat16, device="cuda")
+    previous = torch.full(shape[:3], 4.0, device="cuda")
+    _, _, sums = dense_attention_column_sums(*inputs, previous, block_size_q=1, backend=backend)
+    for row in (0, 2048, 4095):
         one = slice(row, row + 1)
-        expected = column_sums_of(query[:, :, one], key, previous[:, :, one], 1)
+        expected = column_sums_of(inputs[0][:, :, one], inputs[1], previous[:, :, one], 1)
         formulas.assert_close(sums[:, :, one], expected, SUMS_TOLERANCE[torch.bfloat16])
 
 
@@ -176,9 +166,8 @@ def test_rows_beyond_32_bit_offsets(backend):
     expected, lse = formulas.full_attention(query, few, few)
     output, _, sums = dense_attention_column_sums(query, far, far, lse, backend=backend)
     formulas.assert_close(output, expected, torch.bfloat16)
-    formulas.assert_close(
-        sums, column_sums_of(query, few, lse, 128), SUMS_TOLERANCE[torch.bfloat16]
-    )
+    expected = column_sums_of(query, few, lse, 128)
+    formulas.assert_close(sums, expected, SUMS_TOLERANCE[torch.bfloat16])
 
 
 @backend_names(dense_attention_column_sums)

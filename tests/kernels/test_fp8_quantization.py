@@ -58,9 +58,7 @@ def shifted(inputs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rotate", "scale"), [(False, None), (True, None), (True, -0.3)])
-def test_scores_and_values_come_back_within_the_rounding(
-    backend, shape, dtype, rotate, scale, device
-):
+def test_scores_and_values_come_back_within_rounding(backend, shape, dtype, rotate, scale, device):
     inputs = shifted(attention_inputs(*shape, dtype=dtype, device=device, strided=True))
     found = fp8_quantization(*inputs, rotate=rotate, scale=scale, backend=backend)
     assert (found.query.dtype, found.key.dtype, found.value.dtype) == (torch.int8, torch.int8, FP8)
@@ -157,9 +155,8 @@ def test_many_chunks_have_one_mean_and_scale(backend, device, monkeypatch):
     count = 128 * kernel.CHUNKS_AT_ONCE.value + 140
     inputs = shifted(attention_inputs(1, 1, 3, count, 64, dtype=torch.bfloat16, device=device))
     inputs[1][0, 0, -1, 3], inputs[2][0, 0, -1, 3] = 30.0, -30.0
-    found, expected = (
-        fp8_quantization(*inputs, rotate=True, backend=name) for name in (backend, "reference")
-    )
+    names = (backend, "reference")
+    found, expected = (fp8_quantization(*inputs, rotate=True, backend=name) for name in names)
     for name in ("row_factor", "row_shift", "value_scale", "value_mean"):
         pair = getattr(found, name), getattr(expected, name)
         torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4, msg=name)

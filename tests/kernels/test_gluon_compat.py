@@ -1,5 +1,4 @@
 import importlib.util
-import os
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ pytest.importorskip("triton")
 from benchmarks.compiled_cases import HOPPER, pretended_gpu
 from chipsparse.kernels import gluon_compat
 from chipsparse.kernels.launch import compile_only
+from tests.kernels.formulas import INTERPRETED
 
 CPU = torch.device("cpu")
 
@@ -70,9 +70,7 @@ def test_gluon_that_moved_is_a_reason(monkeypatch, moved):
     assert moved in reason
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") != "0", reason="the interpreter replaces the kernels"
-)
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter replaces the kernels")
 def test_installed_release_compiles_as_an_unknown_one_would(unknown_release):
     with pretended_gpu(HOPPER), compile_only() as outer:
         assert gluon_compat.unsupported_reason(torch.device("cuda", HOPPER)) is None

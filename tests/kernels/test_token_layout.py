@@ -13,8 +13,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 def test_tokens_are_padded_to_eight(rows, padded, dtype, device):
     assert token_layout.padded_rows(rows) == padded
     tensor = empty_token_contiguous(torch.empty(0, device=device), 2, rows, 3, dtype=dtype)
-    assert tensor.shape == (2, rows, 3)
-    assert tensor.stride() == (3 * padded, 1, padded)
+    assert (tensor.shape, tensor.stride()) == ((2, rows, 3), (3 * padded, 1, padded))
     assert has_padding(tensor)
     assert with_padding(tensor) is tensor
     assert has_padding(tensor[1:])  # the last neuron's is inside the storage, too

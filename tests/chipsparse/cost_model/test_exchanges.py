@@ -38,8 +38,7 @@ def test_tokens_for_heads_by_hand():
 
 def test_guidance_branches_by_hand():
     sharing = Sharing(PLAN, Parallel(guidance=2), 2, BF16, output_channels=4)
-    assert sharing.calls == 1
-    assert sharing.ranks() == [(0, LAYOUT), (1, LAYOUT)]
+    assert (sharing.calls, sharing.ranks()) == (1, [(0, LAYOUT), (1, LAYOUT)])
     output = 2 * 39 * 4 * 2  # batch, video tokens, channels, bytes
     columns = 2 * 5 * 11 * 6  # batch, heads, blocks of 4 queries, bits of 42 columns
     for action in (Action.DENSE, Action.SPARSE, Action.SKIP):

@@ -36,11 +36,9 @@ def estimate(placement=ON_DEVICE, *, captured=True, dense=NOTHING, branches=1, r
 def test_a_run_is_the_sum_of_its_steps():
     found = estimate(branches=2)
     steps = found.steps
-    assert steps[Action.SKIP] == 0
-    assert steps[Action.DENSE] == pytest.approx(found.stock)
+    assert (steps[Action.SKIP], steps[Action.DENSE]) == (0, pytest.approx(found.stock))
     total = steps[Action.DENSE] + steps[Action.REFRESH] + 2 * steps[Action.SPARSE]
-    assert found.run == pytest.approx(total)
-    assert found.stock_run == pytest.approx(5 * found.stock)
+    assert (found.run, found.stock_run) == (pytest.approx(total), pytest.approx(5 * found.stock))
     assert found.speedup_run == pytest.approx(5 * found.stock / total)
     single = estimate()
     assert found.stock == pytest.approx(2 * single.stock)

@@ -42,13 +42,11 @@ def chosen_by(layout):
     return mask
 
 
-@pytest.mark.parametrize(
-    ("text_first", "exact_text"), [(False, False), (True, False), (True, True)]
-)
+@pytest.mark.parametrize(("first", "exact_text"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("theirs", "ours"), LENGTHS)
-def test_columns_and_lists_are_those_of_the_same_place(theirs, ours, text_first, exact_text):
+def test_columns_and_lists_are_those_of_the_same_place(theirs, ours, first, exact_text):
     other, own = (
-        replace(LAYOUT, text_tokens=text, text_first=text_first, exact_text=exact_text)
+        replace(LAYOUT, text_tokens=text, text_first=first, exact_text=exact_text)
         for text in (theirs, ours)
     )
     own = aligned(own, other, CONFIG)

@@ -14,9 +14,7 @@ PROFILES = sorted((profiles.ASSETS / "profiles").glob("*.yaml"))
 TINY = [profiles.ASSETS / name / "chipsparse.yaml" for name in ("tiny-wan", "tiny-flux")]
 
 
-@pytest.mark.parametrize(
-    "path", [*PROFILES, *TINY], ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
+@pytest.mark.parametrize("path", [*PROFILES, *TINY], ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_bundled_profiles_have_every_quality(path):
     profile = load_profile(path)
     assert path in TINY or profile.model_class == path.stem

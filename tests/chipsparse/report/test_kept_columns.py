@@ -72,9 +72,7 @@ def test_columns_of_the_user_are_kept_at_every_refresh_and_named(tile, offload):
     raster[1, 1:3, 2:4] = True
     bits = static_bits(raster.ravel())
     config = CONFIG.override({"tile": tile, "memory.offload": offload})
-    plain, kept = (
-        Session(config, GenerationReport(), static_bits=of_user) for of_user in (None, bits)
-    )
+    plain, kept = (Session(config, GenerationReport(), static_bits=own) for own in (None, bits))
     run(plain)
     run(kept)
     results = kept.kept_columns()

@@ -19,9 +19,8 @@ from tests.chipsparse import sessions
 from tests.chipsparse.sessions import ACTIONS, HOSTED, generate, layout_of, session_with, step_of
 
 LAYOUT = layout_of()
-BUDGETS = {
-    "layers": [{"layers": 0, "attention": "dense"}, {"layers": 2, "attention": 0.5, "mlp": 0.75}]
-}
+OF_ONE = {"layers": 2, "attention": 0.5, "mlp": 0.75}
+BUDGETS = {"layers": [{"layers": 0, "attention": "dense"}, OF_ONE]}
 
 
 def test_every_layer_of_every_call_is_recorded():
@@ -132,8 +131,7 @@ def test_to_dict():
     assert data["config"]["layers"][1] == {"layers": "2", "attention": 0.5, "mlp": 0.75}
     assert chipsparse.SparsityConfig(**data["config"]) == session.config
     (plan,) = data["transformers"].values()
-    assert plan["actions"] == [*ACTIONS, "sparse"]
-    assert plan["layout"]["tokens"] == 43
+    assert (plan["actions"], plan["layout"]["tokens"]) == ([*ACTIONS, "sparse"], 43)
     assert plan["layout"]["kinds"][1]["intermediate_size"] == 40
     step = data["steps"][4]
     assert (step["step"], step["branch"], step["action"]) == (2, "cond", "sparse")
@@ -189,9 +187,8 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
             assert entry.action is (Action.DENSE if named else record.action)
             assert entry.reason == ("a sparse step of it is slow" if named else None)
     assert session.report.fallbacks == []
-    assert session.report.notes == [
-        "MLP runs dense in 2 of 4 layers (first: layer 1): a sparse step of it is slow"
-    ]
+    note = "MLP runs dense in 2 of 4 layers (first: layer 1): a sparse step of it is slow"
+    assert session.report.notes == [note]
     assert session.report.cache_bytes < whole.report.cache_bytes
 
 
