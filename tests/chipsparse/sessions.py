@@ -25,13 +25,8 @@ BOTH = MemoryDemand(branches=2)
 
 
 def layout_of(grid=(3, 4, 5), batch=1, text_tokens=3):
-    kinds = (
-        LayerKind("double", 2, intermediate_size=24, mlp_sees_text=False),
-        LayerKind("single", 2, intermediate_size=40),
-    )
-    return ModelLayout(
-        kinds, heads=2, head_dim=8, batch=batch, grids=(grid,), text_tokens=text_tokens
-    )
+    kinds = LayerKind("double", 2, 24, mlp_sees_text=False), LayerKind("single", 2, 40)
+    return ModelLayout(kinds, 2, 8, batch, (grid,), text_tokens)
 
 
 def weights_of(layer, width):
@@ -44,10 +39,9 @@ def model_attention(query, key, value, scale):
     return F.scaled_dot_product_attention(query, key, value, scale=scale)
 
 
-def attend(session, layer, query, key, value):
-    return session.attention[layer](
-        session.state, query, key, value, scale=None, unpatched=model_attention
-    )
+def attend(session, layer, *tensors):
+    run = session.attention[layer]
+    return run(session.state, *tensors, scale=None, unpatched=model_attention)
 
 
 def call(session, context, layout):

@@ -11,9 +11,8 @@ from chipsparse import config as config_module
 
 def test_a_config_is_made_and_changed_by_paths():
     attention, actions = AttentionConfig(density=0.25), ("dense", "refresh", "sparse")
-    expected = SparsityConfig(
-        attention=attention, schedule=ScheduleConfig(actions=actions), tile=None
-    )
+    schedule = ScheduleConfig(actions=actions)
+    expected = SparsityConfig(attention=attention, schedule=schedule, tile=None)
     changes = {"attention.density": 0.25, "schedule.actions": list(actions), "tile": None}
     assert SparsityConfig().override({"memory.ram": "24G"}).memory.ram == 24 << 30
     assert SparsityConfig().override(changes) == expected
@@ -27,10 +26,8 @@ def test_a_config_is_made_and_changed_by_paths():
 def test_budgets_of_layers():
     listed = [{"layers": 12, "attention": 0.2}, {"layers": "0-1, 56", "mlp": "dense"}]
     config = SparsityConfig(layers=listed)
-    assert config.layers == (
-        LayerBudget(layers="12", attention=0.2),
-        LayerBudget(layers="0-1, 56", mlp="dense"),
-    )
+    expected = LayerBudget(layers="12", attention=0.2), LayerBudget(layers="0-1, 56", mlp="dense")
+    assert config.layers == expected
     assert config.layers[1].ranges == (range(0, 2), range(56, 57))
     assert config.layers[1].last == 56
     assert SparsityConfig().override({"layers": listed}) == config

@@ -50,14 +50,11 @@ TAKEN = [
     (None, {"full_steps": [1, 4], "sparse_steps": 0.5}, "DDKKDKKKKKKK"),
     (None, {"full_steps": [1, 4], "sparse_steps": 1.0}, "DRSSRSSSSSSS"),
     # A refresh that no sparse step reads is a dense step.
-    *(
-        (steps, {"full_steps": [1, 4, 5], "sparse_steps": [2, 6]}, "DRSKDRSKKKKK")
-        for steps in (12, None)
-    ),
-    *(
-        (len(actions), schedules.listed(actions)["schedule"], expected)
-        for actions, expected in {"DRDSK": "DRDSK", "DRRSR": "DRRSR", "DRDKD": "DDDKD"}.items()
-    ),
+    (12, {"full_steps": [1, 4, 5], "sparse_steps": [2, 6]}, "DRSKDRSKKKKK"),
+    (None, {"full_steps": [1, 4, 5], "sparse_steps": [2, 6]}, "DRSKDRSKKKKK"),
+    (5, schedules.listed("DRDSK")["schedule"], "DRDSK"),
+    (5, schedules.listed("DRRSR")["schedule"], "DRRSR"),
+    (5, schedules.listed("DRDKD")["schedule"], "DDDKD"),
     (4, {"full_steps": [0], "actions": ["dense", "skip"]}, "DKKK"),
 ]
 
@@ -77,18 +74,13 @@ def test_actions_of_schedules(steps, schedule, expected):
 
 
 def test_layers_have_budgets_of_their_own():
-    config = SparsityConfig().override(
-        {
-            "attention.density": 0.1,
-            "mlp.density": 0.3,
-            "schedule.first_dense_layers": 1,
-            "layers": [
-                {"layers": "0,3", "attention": 0.5},  # layer 0 stays dense
-                {"layers": 2, "attention": "dense", "mlp": 1.0},
-                {"layers": "3", "mlp": "dense"},
-            ],
-        }
-    )
+    layers = [
+        {"layers": "0,3", "attention": 0.5},  # layer 0 stays dense
+        {"layers": 2, "attention": "dense", "mlp": 1.0},
+        {"layers": "3", "mlp": "dense"},
+    ]
+    changes = {"attention.density": 0.1, "mlp.density": 0.3, "schedule.first_dense_layers": 1}
+    config = SparsityConfig().override({**changes, "layers": layers})
     plan = SparsityPlan(config, LAYOUT, 12)
     assert [plan.density(layer, "attention") for layer in range(4)] == [None, 0.1, None, 0.5]
     assert [plan.density(layer, "mlp") for layer in range(4)] == [None, 0.3, 1.0, None]
@@ -101,9 +93,8 @@ def test_layers_have_budgets_of_their_own():
     assert off.dense == {(0, "mlp"): first[0, "mlp"], (3, "mlp"): NAMED, **never}
     with pytest.raises(ConfigError) as error:
         SparsityPlan(config, dataclasses.replace(LAYOUT, kinds=(LayerKind("block", 3, 8),)), 12)
-    assert str(error.value) == (
-        "layers[0].layers: names layer 3, but this model has 3 layers, 0 to 2"
-    )
+    said = "layers[0].layers: names layer 3, but this model has 3 layers, 0 to 2"
+    assert str(error.value) == said
 
 
 NAMED = "layers names it dense"
@@ -198,12 +189,9 @@ def test_which_skipped_outputs_are_forecast():
         return [step for step in range(6) if schedule.forecast_share(step) == 0.5]
 
     assert forecasts(12) == []
-    for changes in (
-        {},
-        {"full_steps": [1], "sparse_steps": 1.0},
-        {"full_steps": [1], "forecast_after": 1},
-    ):
-        assert not listed(forecast=0.5, **changes).schedule.forecasts_any
+    assert not listed(forecast=0.5).schedule.forecasts_any
+    for changes in ({"sparse_steps": 1.0}, {"forecast_after": 1}):
+        assert not listed(forecast=0.5, full_steps=[1], **changes).schedule.forecasts_any
     assert forecasts(12, forecast=0.5) == [0, 1, 2, 3, 4, 5]
     assert forecasts(12, forecast=0.5, forecast_after=0.2) == [3, 4, 5]
     assert forecasts(None, forecast=0.5, forecast_after=0.2) == []

@@ -12,19 +12,9 @@ from chipsparse.cache.placement import SLOTS, Capacity
 from chipsparse.cache.tensors import KINDS
 from chipsparse.plan import Action, SparsityPlan
 from chipsparse.step import StepContext
+from tests.chipsparse import sessions
 from tests.chipsparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
-from tests.chipsparse.sessions import (
-    ACTIONS,
-    BOTH,
-    CONFIG,
-    HOSTED,
-    TOTAL,
-    equal,
-    generate,
-    layout_of,
-    session_with,
-    step_of,
-)
+from tests.chipsparse.sessions import BOTH, HOSTED, TOTAL, equal, generate, layout_of, session_with
 from tests.variants import slow
 
 ROUNDED = {"memory.cache_precision": "fp8"}
@@ -81,9 +71,10 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
     }
     tile = {"tile": [1, 2, 2]}
     together, outputs = session_with(overrides | tile), {name: [] for name in layouts}
-    for step in range(len(ACTIONS)):
+    for step in range(len(sessions.ACTIONS)):
         for branch, layout in layouts.items():
-            outputs[branch] += step_of(together, StepContext(1, step, branch, TOTAL), layout)
+            context = StepContext(1, step, branch, TOTAL)
+            outputs[branch] += sessions.step_of(together, context, layout)
     for branch, layout in layouts.items():
         alone = session_with(overrides | tile)
         assert equal(generate(alone, layout=layout, branches=[branch], known=1), outputs[branch])
@@ -122,7 +113,7 @@ def test_each_sparse_call_brings_every_tensor_that_it_reads_once_and_before_it_i
     monkeypatch.setattr(pool, "load", watched)
     generate(session)
     assert late == []
-    plan = SparsityPlan(session.config, layout_of(), len(ACTIONS))
+    plan = SparsityPlan(session.config, layout_of(), len(sessions.ACTIONS))
     needs = cache_needs(plan, dtype=torch.float32)
     nbytes = sum(size for need in needs for kind, size in need.sizes.items() if kind != "lse")
     for record in session.report.steps:
@@ -143,8 +134,7 @@ def test_each_call_tells_what_the_caches_hold_behind_it():
     held = [record.cache_bytes for record in records]
     hosted = [record.host_bytes for record in records]
     assert 0 < held[0] < held[1] < held[3]  # LSE of one branch, of both; a refresh adds
-    assert max(held) == session.report.cache_bytes
-    assert max(hosted) == session.report.host_bytes
+    assert (max(held), max(hosted)) == (session.report.cache_bytes, session.report.host_bytes)
     assert held[4:-2] == [held[3]] * len(held[4:-2])
     assert all(0 < host <= both for host, both in zip(hosted, held, strict=True))
     assert {record.allocated_bytes for record in records} == {None}  # not a CUDA device
@@ -184,14 +174,13 @@ def with_available(monkeypatch, available):
 
 
 def wanted(overrides=(), layout=None, branches=2):
-    plan = SparsityPlan(CONFIG.override(dict(overrides)), layout or layout_of(), len(ACTIONS))
+    config = sessions.CONFIG.override(dict(overrides))
+    plan = SparsityPlan(config, layout or layout_of(), len(sessions.ACTIONS))
     return branches * sum(need.nbytes for need in cache_needs(plan, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("share", [0.65, 0.8, slow(0.9), slow(0.78), slow(0.96)])
-def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation(
-    share, monkeypatch
-):
+def test_branches_of_other_sizes_are_rounded_alike_and_so_is_another_generation(share, monkeypatch):
     """Each plans for itself, as its text has another length, the second from what is left."""
     layouts = {"cond": layout_of(text_tokens=7), "uncond": layout_of()}
     free = share * wanted(layout=layouts["cond"])
@@ -204,10 +193,10 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation
     session, results = session_with(), []
     for generation in (1, 2):
         outputs, plans = [], {}
-        for step in range(len(ACTIONS)):
+        for step in range(len(sessions.ACTIONS)):
             for branch, layout in layouts.items():
                 context = StepContext(generation, step, branch, TOTAL)
-                outputs += step_of(session, context, layout, BOTH)
+                outputs += sessions.step_of(session, context, layout, BOTH)
                 plans[branch] = session._caches._branches[branch].memory
         assert plans["cond"].in_fp8 == plans["uncond"].in_fp8
         results.append((outputs, plans))
@@ -219,8 +208,8 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_a_second_generation
 
 def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
     """Nothing of one that is over; and there is room for a recorded call of each that is known."""
-    config = CONFIG.override({"cuda_graphs": "always"})
-    plan, told = SparsityPlan(config, layout_of(), len(ACTIONS)), []
+    config = sessions.CONFIG.override({"cuda_graphs": "always"})
+    plan, told = SparsityPlan(config, layout_of(), len(sessions.ACTIONS)), []
 
     def available(*args, working, promised, held, **kwargs):
         told.append((working, promised, held))
@@ -257,7 +246,7 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
     with_available(monkeypatch, available)
     for step in range(5):
         for branch in ("cond", "uncond", "third"):
-            step_of(session, StepContext(1, step, branch, TOTAL), layout)
+            sessions.step_of(session, StepContext(1, step, branch, TOTAL), layout)
             most = max(most, on_device())
             assert memory.lent_bytes <= host + 512 * 9 * 4
     kept_fractions = 4 * len([*session._caches])

@@ -7,10 +7,9 @@ from chipsparse.step import PositionTracker
 
 TIMES = [900.0, 600.0, 300.0]
 BOTH = ("cond", "uncond")
-SCHEDULE = list(TIMES)
 
 
-def indexed(*steps, branches=("cond",), count=3, schedule=SCHEDULE):
+def indexed(*steps, branches=("cond",), count=3, schedule=TIMES):
     return [
         {"branch": branch, "step_index": step, "steps": count, "schedule": schedule}
         for step in steps
@@ -35,14 +34,11 @@ def twice(steps, generation=1):
     [
         (indexed(0, 1, 2, branches=BOTH), twice(range(3))),
         # A schedule has the place of a timestep, and a generation may start late.
-        (timed(*TIMES[1:], branches=BOTH, schedule=SCHEDULE), twice((1, 2))),
+        (timed(*TIMES[1:], branches=BOTH, schedule=TIMES), twice((1, 2))),
         # Without one, timesteps are counted.
         (timed(*TIMES, branches=BOTH), twice(range(3))),
         # Calls that nobody names.
-        (
-            timed(900, 900, 600, schedule=SCHEDULE),
-            [(1, 0, "call0"), (1, 0, "call1"), (1, 1, "call0")],
-        ),
+        (timed(900, 900, 600, schedule=TIMES), [(1, 0, "call0"), (1, 0, "call1"), (1, 1, "call0")]),
         # A generation starts where a step goes back,
         (indexed(0, 1) + indexed(0), [(1, 0, "cond"), (1, 1, "cond"), (2, 0, "cond")]),
         (timed(900, 600, 900), [(1, 0, "call0"), (1, 1, "call0"), (2, 0, "call0")]),
@@ -53,7 +49,7 @@ def twice(steps, generation=1):
         # with another number of steps, and with another schedule, even after one call.
         (indexed(0) + indexed(1, count=4), [(1, 0, "cond"), (2, 1, "cond")]),
         (
-            timed(900, schedule=list(TIMES)) + timed(900, 600, schedule=SCHEDULE),
+            timed(900, schedule=list(TIMES)) + timed(900, 600, schedule=TIMES),
             [(1, 0, "call0"), (2, 0, "call0"), (2, 1, "call0")],
         ),
     ],

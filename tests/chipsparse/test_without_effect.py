@@ -15,74 +15,57 @@ DENSE = "attention.density: dense, mlp.density: dense"
 NOTHING_SPARSE = "schedule.full_share: 0.5, schedule.sparse_steps: 0"
 ACTIONS = "schedule.actions: [dense, refresh, sparse]"
 SHORT_GAPS = "schedule.full_steps: [0, 2, 4, 6, 8, 10]"
-NO_LAYER = "no layer is sparse"
-# Changes of a config, the fields of them that have no effect, and why.
-CASES = [
-    ("", "", ""),
-    (NOTHING_SPARSE, "", ""),
-    (DENSE, "", ""),
-    (f"{ACTIONS}, schedule.first_dense_layers: 1, schedule.correct: false", "", ""),
-    (f"{SHORT_GAPS}, schedule.sparse_steps: 0", "", ""),
-    (
-        "attention: {density: dense, delta_rule: difference}, tile: [1, 8, 8]",
-        "attention.delta_rule ('difference'), tile ([1, 8, 8])",
-        "attention.density is dense",
+# Changes of a config; the fields of them that have no effect, and why.
+CASES = {
+    "": "",
+    NOTHING_SPARSE: "",
+    DENSE: "",
+    f"{ACTIONS}, schedule.first_dense_layers: 1, schedule.correct: false": "",
+    f"{SHORT_GAPS}, schedule.sparse_steps: 0": "",
+    "attention: {density: dense, delta_rule: difference}, tile: [1, 8, 8]": (
+        "attention.delta_rule ('difference'), tile ([1, 8, 8]): attention.density is dense"
     ),
-    (
-        f"{NOTHING_SPARSE}, attention.density: 0.0, mlp.density: 0.5, memory.ram: 2G",
-        "attention.density (0.0), mlp.density (0.5), memory.ram (2.00 GiB)",
-        "no step is sparse",
+    f"{NOTHING_SPARSE}, attention.density: 0.0, mlp.density: 0.5, memory.ram: 2G": (
+        "attention.density (0.0), mlp.density (0.5), memory.ram (2.00 GiB): no step is sparse"
     ),
-    ("memory: {offload: never, ram: 0}", "memory.ram (0 B)", "memory.offload is never"),
-    (f"{DENSE}, block_size: 64", "block_size (64)", "mlp.density is dense"),
-    (
-        f"{ACTIONS}, schedule.warmup_steps: 3, schedule.refresh_every: 4",
-        "schedule.warmup_steps (3), schedule.refresh_every (4)",
-        "schedule.actions overrides it",
+    "memory: {offload: never, ram: 0}": "memory.ram (0 B): memory.offload is never",
+    f"{DENSE}, block_size: 64": "block_size (64): mlp.density is dense",
+    f"{ACTIONS}, schedule.warmup_steps: 3, schedule.refresh_every: 4": (
+        "schedule.warmup_steps (3), schedule.refresh_every (4): schedule.actions overrides it"
     ),
-    ("schedule.forecast: 0.5", "schedule.forecast (0.5)", "no step is skipped"),
-    (
-        "schedule: {full_steps: [1, 2, 3], forecast_after: 0.3}",
-        "schedule.forecast_after (0.3)",
-        "schedule.forecast is not given",
+    "schedule.forecast: 0.5": "schedule.forecast (0.5): no step is skipped",
+    "schedule: {full_steps: [1, 2, 3], forecast_after: 0.3}": (
+        "schedule.forecast_after (0.3): schedule.forecast is not given"
     ),
-    (
-        f"{DENSE}, schedule.full_steps: [1], schedule.sparse_steps: [3]",
-        "schedule.sparse_steps ([3])",
-        NO_LAYER,
+    f"{DENSE}, schedule.full_steps: [1], schedule.sparse_steps: [3]": (
+        "schedule.sparse_steps ([3]): no layer is sparse"
     ),
-    ("schedule.sparse_steps: 1", "schedule.sparse_steps (1.0)", "no full steps are listed"),
-    (
-        "schedule: {least_full: 4, full_steps: [1, 5]}",
-        "schedule.least_full (4)",
-        "schedule.full_share is not given",
+    "schedule.sparse_steps: 1": "schedule.sparse_steps (1.0): no full steps are listed",
+    "schedule: {least_full: 4, full_steps: [1, 5]}": (
+        "schedule.least_full (4): schedule.full_share is not given"
     ),
-    (
-        f"{DENSE}, schedule: {{warmup_steps: 4, first_dense_layers: 1}}",
-        "schedule.warmup_steps (4), schedule.first_dense_layers (1)",
-        NO_LAYER,
+    f"{DENSE}, schedule: {{warmup_steps: 4, first_dense_layers: 1}}": (
+        "schedule.warmup_steps (4), schedule.first_dense_layers (1): no layer is sparse"
     ),
-    ("layers: [{layers: 1}]", "layers[0] ('1')", "it names neither attention nor mlp"),
-    (
-        "layers: [{layers: 0, mlp: 0.5}], schedule.first_dense_layers: 1",
-        "layers[0].mlp (0.5)",
-        "schedule.first_dense_layers is 1",
+    "layers: [{layers: 1}]": "layers[0] ('1'): it names neither attention nor mlp",
+    "layers: [{layers: 0, mlp: 0.5}], schedule.first_dense_layers: 1": (
+        "layers[0].mlp (0.5): schedule.first_dense_layers is 1"
     ),
-]
+}
 
 
 def notes(changes, **options):
     config = SparsityConfig()
     for path, value in yaml.safe_load(f"{{{changes}}}").items():
         nested = value if isinstance(value, dict) else {}
-        config = config.override(
-            {f"{path}.{name}": v for name, v in nested.items()} or {path: value}
-        )
+        paths = {f"{path}.{name}": below for name, below in nested.items()}
+        config = config.override(paths or {path: value})
     return SparsityPlan(config, LAYOUT, 12).notes(**options)
 
 
-@pytest.mark.parametrize(("changes", "fields", "reason"), CASES)
-def test_what_is_without_effect_and_why(changes, fields, reason):
+@pytest.mark.parametrize(("changes", "said"), CASES.items())
+def test_what_is_without_effect_and_why(changes, said):
+    fields, _, reason = said.partition(": ")
     has = "have" if fields.count(" (") > 1 else "has"
     assert notes(changes) == ([f"{fields} {has} no effect: {reason}"] if fields else [])
 

@@ -25,16 +25,10 @@ def poisoned_memory(monkeypatch):
             tensor = function(*args, **kwargs)
             if tensor.is_floating_point():
                 return tensor.fill_(torch.nan)
-            return tensor.fill_(
-                True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max
-            )
+            return tensor.fill_(tensor.dtype == torch.bool or torch.iinfo(tensor.dtype).max)
 
         return poisoned
 
-    for owner, name in (
-        (torch, "empty"),
-        (torch, "empty_like"),
-        (torch, "empty_strided"),
-        (torch.Tensor, "new_empty"),
-    ):
-        monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
+    for name in ("empty", "empty_like", "empty_strided"):
+        monkeypatch.setattr(torch, name, poison(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))

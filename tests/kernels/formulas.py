@@ -22,9 +22,9 @@ SUMS_TOLERANCE = {**TOLERANCE, torch.float16: 8e-3, torch.bfloat16: 8e-3}
 
 
 def assert_close(actual, expected, tolerance):
-    torch.testing.assert_close(
-        actual.double().cpu(), expected.double().cpu(), rtol=tolerance, atol=tolerance
-    )
+    """Equal within a tolerance: a number, or that of a dtype."""
+    most = TOLERANCE.get(tolerance, tolerance)
+    torch.testing.assert_close(actual.double().cpu(), expected.double().cpu(), rtol=most, atol=most)
 
 
 def assert_attention(found, expected, dtype):
@@ -36,24 +36,22 @@ def assert_attention(found, expected, dtype):
 def assert_rounded(actual, exact):
     """Equal to ``exact`` but for one rounding; Triton's interpreter truncates to bf16."""
     exact, facts = exact.to(actual.device, torch.float64), torch.finfo(actual.dtype)
-    subnormal = facts.smallest_normal * facts.eps
-    torch.testing.assert_close(
-        actual.double(), exact, rtol=facts.eps, atol=subnormal, equal_nan=True
-    )
+    least = facts.smallest_normal * facts.eps
+    torch.testing.assert_close(actual.double(), exact, rtol=facts.eps, atol=least, equal_nan=True)
 
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") != "0"
 # Kernels that nothing here runs.
 NOT_HERE = set() if torch.cuda.is_available() else {"gluon", "triton"}
-if os.environ.get("TRITON_INTERPRET", "0") != "0":
+if INTERPRETED:
     NOT_HERE -= {"triton"}
 
 
 def backend_names(operation, left_out=()):
     """Parameters for a test over the backends of an operation."""
     names = [backend.name for backend in operation.backends]
-    return pytest.mark.parametrize(
-        "backend", [name for name in names if name not in {*left_out, *NOT_HERE}]
-    )
+    here = [name for name in names if name not in {*left_out, *NOT_HERE}]
+    return pytest.mark.parametrize("backend", here)
 
 
 def kernel_names(operation):
@@ -65,14 +63,12 @@ def backend_of(operation, name):
     return next(backend for backend in operation.backends if backend.name == name)
 
 
-def attention_inputs(
-    batch, heads, rows, columns, head_dim, *, dtype, device, strided=False, seed=0
-):
+def attention_inputs(batch, heads, rows, columns, width, *, dtype, device, strided=False, seed=0):
     """Random query, key and value; strided ones are views of ``[B, N, H, D]``."""
     generator = torch.Generator().manual_seed(seed)
 
     def tensor(length):
-        data = torch.randn(batch, length, heads, head_dim, generator=generator)
+        data = torch.randn(batch, length, heads, width, generator=generator)
         data = data.to(device, dtype).transpose(1, 2)
         return data if strided else data.contiguous()
 

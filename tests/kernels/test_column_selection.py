@@ -95,9 +95,7 @@ def test_no_rows_and_no_columns(backend, device):
 @backend_names(column_selection)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("static_share", [0.0, 0.05])
-def test_long_rows_have_the_exact_count_and_nearly_the_highest_sums(
-    backend, dtype, static_share, device
-):
+def test_long_rows_have_exact_counts_and_nearly_highest_sums(backend, dtype, static_share, device):
     generator = torch.Generator().manual_seed(5)
     sums = torch.randn(1, 1, 6, 40_008, generator=generator)
     sums[..., :4, :] = sums[..., :4, :].mul(2).exp()

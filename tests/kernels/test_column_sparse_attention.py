@@ -8,20 +8,8 @@ from chipsparse.kernels.column_sparse_attention import (
     ColumnSparseAttention,
     column_sparse_attention,
 )
-from tests.kernels.formulas import (
-    DTYPES,
-    TOLERANCE,
-    assert_close,
-    attention_inputs,
-    attention_with_means,
-    backend_names,
-    blocks_of,
-    full_attention,
-    index_lists,
-    kernel_names,
-    masked_attention,
-    random_mask,
-)
+from tests.kernels import formulas
+from tests.kernels.formulas import attention_inputs, backend_names, masked_attention, random_mask
 
 FP8 = torch.float8_e4m3fn
 HALF = [torch.bfloat16, torch.float16]
@@ -29,14 +17,13 @@ SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (2, 2, 1337
 
 
 def attend(inputs, mask, block_size_q=128, **options):
-    return column_sparse_attention(
-        *inputs, *index_lists(mask), block_size_q=block_size_q, **options
-    )
+    lists = formulas.index_lists(mask)
+    return column_sparse_attention(*inputs, *lists, block_size_q=block_size_q, **options)
 
 
 def refreshed(inputs, mask, block_size_q, dtype):
     """Output and residual of a refresh by the formulas, laid out like the query."""
-    output, _ = full_attention(*inputs)
+    output, _ = formulas.full_attention(*inputs)
     kept = masked_attention(*inputs, mask, block_size_q)
     return [torch.empty_like(inputs[0], dtype=dtype).copy_(a) for a in (output, output - kept)]
 
@@ -53,7 +40,7 @@ def given(residual, form):
 
 
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("dtype", [*formulas.DTYPES, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("strided", [False, True])
 def test_matches_masked_attention(backend, shape, dtype, strided, device):
@@ -61,7 +48,7 @@ def test_matches_masked_attention(backend, shape, dtype, strided, device):
     mask = random_mask(*shape[:4], 128, device=device)
     output = attend(inputs, mask, backend=backend)
     assert output.dtype == dtype
-    assert_close(output, masked_attention(*inputs, mask, 128), TOLERANCE[dtype])
+    formulas.assert_close(output, masked_attention(*inputs, mask, 128), dtype)
 
 
 @backend_names(column_sparse_attention)
@@ -72,10 +59,10 @@ def test_matches_masked_attention(backend, shape, dtype, strided, device):
 )
 def test_any_block_size_and_equal_counts(backend, block_size_q, rows, dtype, device):
     inputs = attention_inputs(2, 1, rows, 131, 64, dtype=dtype, device=device)
-    scores = torch.rand(2, 1, blocks_of(rows, block_size_q), 131, device=device)
+    scores = torch.rand(2, 1, formulas.blocks_of(rows, block_size_q), 131, device=device)
     mask = scores >= scores.topk(67).values[..., -1:]
     found = attend(inputs, mask, block_size_q, backend=backend)
-    assert_close(found, masked_attention(*inputs, mask, block_size_q), TOLERANCE[dtype])
+    formulas.assert_close(found, masked_attention(*inputs, mask, block_size_q), dtype)
 
 
 @backend_names(column_sparse_attention)
@@ -90,11 +77,9 @@ def test_any_count_in_shuffled_lists(backend, count, dtype, device):
     wide = torch.stack(lists).view(1, 1, 2, 200)
     mask = torch.zeros(1, 1, 2, 200, dtype=torch.bool).scatter_(-1, wide[..., :count], True)
     counts = torch.full((1, 1, 2), count, dtype=torch.int32, device=device)
-    wide = wide.int().to(device)
-    found = column_sparse_attention(
-        *inputs, wide[..., : count + 1], counts, block_size_q=16, backend=backend
-    )
-    assert_close(found, masked_attention(*inputs, mask.to(device), 16), TOLERANCE[dtype])
+    lists = wide.int().to(device)[..., : count + 1], counts
+    found = column_sparse_attention(*inputs, *lists, block_size_q=16, backend=backend)
+    formulas.assert_close(found, masked_attention(*inputs, mask.to(device), 16), dtype)
 
 
 @backend_names(column_sparse_attention)
@@ -150,15 +135,11 @@ def test_all_configs_of_triton(backend, head_dim, device):
     column_sparse_attention.choose(*inputs, 256, backend=backend)
     mask = random_mask(1, 1, 300, 300, 256, device=device)
     expected, residual = refreshed(inputs, mask, 256, torch.float32)
-    call = ColumnSparseAttention(
-        *inputs,
-        *index_lists(mask),
-        block_size_q=256,
-        residual=residual.mT.contiguous().mT,  # any strides
-    )
+    lists, strided = formulas.index_lists(mask), residual.mT.contiguous().mT
+    call = ColumnSparseAttention(*inputs, *lists, block_size_q=256, residual=strided)
     for config in kernel.CONFIGS:
         output = kernel.column_sparse_attention(call, config=config)
-        assert_close(output, expected, TOLERANCE[torch.bfloat16])
+        formulas.assert_close(output, expected, torch.bfloat16)
 
 
 @backend_names(column_sparse_attention)
@@ -168,13 +149,13 @@ def test_output_of_a_kernel_is_laid_out_like_the_query(backend, device):
     for scale in (-0.2, 0.0):
         found = attend(inputs, mask, scale=scale, backend=backend)
         expected = masked_attention(*inputs, mask, 128, scale)
-        assert_close(found, expected, TOLERANCE[torch.float16])
+        formulas.assert_close(found, expected, torch.float16)
     if backend != "reference":
         assert found.stride() == inputs[0].stride()
 
 
 @pytest.mark.gpu
-@kernel_names(column_sparse_attention)
+@formulas.kernel_names(column_sparse_attention)
 def test_rows_beyond_32_bit_offsets(backend):
     """Keys of two heads in 4.3 GB, NaN (see conftest.py) but for the first and last rows."""
     columns = 2**24 + 100
@@ -184,31 +165,30 @@ def test_rows_beyond_32_bit_offsets(backend):
     storage[:, used] = few.transpose(1, 2)
     far = storage.transpose(1, 2)
     mask = random_mask(1, 2, 300, 200, 128, device="cuda")
-    indices, counts = index_lists(mask)
-    output = column_sparse_attention(
-        query, far, far, used[indices.long()].int(), counts, backend=backend
-    )
+    indices, counts = formulas.index_lists(mask)
+    lists = used[indices.long()].int(), counts
+    output = column_sparse_attention(query, far, far, *lists, backend=backend)
     expected = masked_attention(query, few, few, mask, 128)
-    assert_close(output, expected, TOLERANCE[torch.bfloat16])
+    formulas.assert_close(output, expected, torch.bfloat16)
 
 
 @pytest.mark.gpu
-@kernel_names(column_sparse_attention)
+@formulas.kernel_names(column_sparse_attention)
 def test_lists_beyond_32_bit_offsets(backend):
     """2,060 lists of 2^20 entries are 8.6 GB."""
     blocks = 2060
     inputs = attention_inputs(1, 1, blocks, 200, 64, dtype=torch.bfloat16, device="cuda")
     mask = torch.rand(1, 1, blocks, 200, device="cuda") < 0.5
-    few, counts = index_lists(mask)
+    few, counts = formulas.index_lists(mask)
     indices = torch.zeros(1, 1, blocks, 2**20, dtype=torch.int32, device="cuda")
     indices[..., : few.shape[-1]] = few
     output = column_sparse_attention(*inputs, indices, counts, block_size_q=1, backend=backend)
     expected = masked_attention(*inputs, mask, 1)
-    assert_close(output, expected, TOLERANCE[torch.bfloat16])
+    formulas.assert_close(output, expected, torch.bfloat16)
 
 
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("dtype", [*formulas.DTYPES, torch.float64])
 @pytest.mark.parametrize(
     ("shape", "block_size_q", "count"),
     [
@@ -230,15 +210,13 @@ def test_means_are_columns_that_count_several_times(
     options, meant = given(residual, form)
     options |= {"mean_key": means[0], "mean_value": means[1], "mean_weight": 5.0, "scale": scale}
     output = attend(inputs, mask, block_size_q, **options, backend=backend)
-    kept = attention_with_means(inputs, mask, block_size_q, means, 5.0, scale)
-    assert_close(output, kept + meant, TOLERANCE[dtype])
+    kept = formulas.attention_with_means(inputs, mask, block_size_q, means, 5.0, scale)
+    formulas.assert_close(output, kept + meant, dtype)
 
 
 @backend_names(column_sparse_attention)
 @pytest.mark.parametrize("block_size_q", [64, 192])
-def test_nan_in_a_mean_reaches_its_whole_head_and_in_a_dropped_column_nothing(
-    backend, block_size_q, device
-):
+def test_nan_in_a_mean_fills_its_head_and_in_dropped_columns_nothing(backend, block_size_q, device):
     options = {"dtype": torch.bfloat16, "device": device}
     inputs = attention_inputs(1, 2, 3 * block_size_q, 200, 64, **options)
     mask = torch.zeros(1, 2, 3, 200, dtype=torch.bool, device=device)
@@ -265,11 +243,11 @@ def test_large_scores_do_not_overflow(backend, device):
     mask = random_mask(1, 1, 140, 40, 70, device=device)
     inputs = (query * 1000, key, value)
     output = attend(inputs, mask, 70, backend=backend)
-    assert_close(output, masked_attention(*inputs, mask, 70), 1e-3)
+    formulas.assert_close(output, masked_attention(*inputs, mask, 70), 1e-3)
 
 
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize(("form", "head_dim"), [("unchanged", 64), (None, 64), ("fp8", 128)])
 def test_a_residual_is_added_to_the_kept_columns(backend, form, head_dim, dtype, strided, device):
@@ -287,7 +265,7 @@ def test_a_residual_is_added_to_the_kept_columns(backend, form, head_dim, dtype,
     output = attend(inputs, mask, 32, **options, backend=backend)
     kept = masked_attention(*inputs, mask, 32)
     assert output.dtype == dtype
-    assert_close(output, kept + meant if changed else cached, TOLERANCE[dtype])
+    formulas.assert_close(output, kept + meant if changed else cached, dtype)
     if not changed:  # nothing is kept in the first block: the cached output itself
         assert torch.equal(output[:, :, :32], cached[:, :, :32])
 
@@ -303,7 +281,7 @@ def test_heads_in_turn_beside_an_exchange_are_those_of_one_launch(backend, form,
     inputs = attention_inputs(*shape, dtype=torch.bfloat16, device=device, strided=True)
     mask = random_mask(*shape[:4], 128, device=device)
     options, _ = given(refreshed(inputs, mask, 128, torch.bfloat16)[1], form)
-    lists = index_lists(mask)
+    lists = formulas.index_lists(mask)
     call = ColumnSparseAttention(*inputs, *lists, **options, shares_device=True, backend=backend)
     whole = column_sparse_attention.run(replace(call, shares_device=False))
     for heads in (slice(0, 2), slice(2, 3)):

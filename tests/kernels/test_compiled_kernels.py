@@ -19,15 +19,14 @@ from triton.runtime.jit import JITFunction
 from benchmarks.compile_report import SHARED_BYTES, Instruction, hot_loops, instructions
 from benchmarks.compiled_cases import cases
 from benchmarks.records import read
+from tests.kernels.formulas import INTERPRETED
 
 ROOT = Path(__file__).parents[2]
 PRODUCTS_OF_8_BITS = {89: {"IMMA", "QMMA"}, 90: {"IGMMA", "QGMMA"}, 100: {"UTCIMMA", "UTCQMMA"}}
 PRODUCTS_OF_16_BITS = {90: {"HGMMA"}, 80: {"HMMA"}}
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") != "0", reason="the interpreter replaces the kernels"
-)
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter replaces the kernels")
 def test_every_kernel_is_launched_by_a_case(monkeypatch):
     monkeypatch.setattr(JITFunction, "_do_compile", lambda *_: None)
     launched = {kernel for case in cases() for kernel, _ in case.compile()}
@@ -45,16 +44,11 @@ def test_every_kernel_is_launched_by_a_case(monkeypatch):
     assert {kernel.__name__ for kernel in kernels - launched} == set()
 
 
-def compiled(path, *options):
+def compiled(path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.compile_report", "--json", str(path), *options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    command = [sys.executable, "-m", "benchmarks.compile_report", "--json", str(path)]
+    options = {"capture_output": True, "text": True, "timeout": 1800}
+    done = subprocess.run(command, cwd=ROOT, env=environment, **options)
     if done.returncode == 2:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr[-4000:]

@@ -12,22 +12,14 @@ from chipsparse.kernels.dense_attention import (
     measure,
 )
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from tests.kernels.formulas import (
-    DTYPES,
-    LSE_TOLERANCE,
-    TOLERANCE,
-    assert_attention,
-    assert_close,
-    attention_inputs,
-    backend_names,
-    full_attention,
-)
+from tests.kernels import formulas
+from tests.kernels.formulas import assert_attention, assert_close, attention_inputs, full_attention
 
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 1337, 1337, 64)]
 
 
-@backend_names(dense_attention)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@formulas.backend_names(dense_attention)
+@pytest.mark.parametrize("dtype", [*formulas.DTYPES, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("strided", [False, True])
 def test_matches_the_formula(backend, shape, dtype, strided, device):
@@ -39,16 +31,16 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
     assert_attention((output, lse), full_attention(*inputs), dtype)
 
 
-@backend_names(dense_attention)
+@formulas.backend_names(dense_attention)
 def test_large_scores_do_not_overflow(backend, device):
     query, key, value = attention_inputs(1, 1, 17, 40, 64, dtype=torch.float32, device=device)
     output, lse = dense_attention(query * 1000, key, value, backend=backend)
     expected, expected_lse = full_attention(query * 1000, key, value)
     assert_close(output, expected, 1e-3)
-    assert_close(lse, expected_lse, LSE_TOLERANCE[torch.float32])
+    assert_close(lse, expected_lse, formulas.LSE_TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("shape", [(1, 4, 333, 333, 64), (2, 3, 131, 200, 128)])
 def test_library_is_bit_equal_to_pytorchs_attention_on_a_cpu(shape, dtype):
     inputs = attention_inputs(*shape, dtype=dtype, device="cpu", strided=True)
@@ -66,7 +58,7 @@ def test_library_is_preferred_and_the_reference_takes_over_with_a_reason():
     assert "the interpreter does not run Gluon" in rejected["gluon"]
     assert "not contiguous" in rejected["library"]
     expected, _ = full_attention(spread, key, value)
-    assert_close(dense_attention(spread, key, value)[0], expected, TOLERANCE[torch.float32])
+    assert_close(dense_attention(spread, key, value)[0], expected, torch.float32)
     with pytest.raises(ValueError, match="'library' cannot run here: the head dimension"):
         dense_attention(spread, key, value, backend="library")
 
@@ -117,8 +109,7 @@ def test_every_kind_of_tensors_is_measured_once():
     for _ in range(2):
         for tensor, fastest in kinds:
             assert kernels.pick(runs, tensor) == fastest
-    assert timer.times == []
-    assert len(kernels.times) == 4
+    assert (timer.times, len(kernels.times)) == ([], 4)
     assert FastestKernel().times == {}  # nothing is shared
 
 
@@ -154,7 +145,7 @@ def test_the_library_runs_the_fastest_kernel(times, expected, monkeypatch):
         assert lse.shape == (1, 2, 7)
     assert (dense_attention(query, key, value)[0] == 0).all()  # unmeasured: the first
     reference, _ = dense_attention(query, key, value, kernels=kernels, backend="reference")
-    assert_close(reference, full_attention(query, key, value)[0], TOLERANCE[torch.float32])
+    assert_close(reference, full_attention(query, key, value)[0], torch.float32)
 
 
 def test_pytorch_is_asked_once_for_its_settings(monkeypatch):

@@ -8,40 +8,28 @@ from chipsparse.kernels.dense_attention_column_sums import (
     DenseAttentionColumnSums,
     dense_attention_column_sums,
 )
-from tests.kernels.formulas import (
-    DTYPES,
-    SUMS_TOLERANCE,
-    TOLERANCE,
-    assert_attention,
-    assert_close,
-    attention_inputs,
-    backend_names,
-    backend_of,
-    blocks_of,
-    column_sums_of,
-    full_attention,
-    kernel_names,
-)
+from tests.kernels import formulas
+from tests.kernels.formulas import SUMS_TOLERANCE, attention_inputs, backend_names, column_sums_of
 
 HALF = [torch.bfloat16, torch.float16]
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 337, 640, 64)]
 
 
 @backend_names(dense_attention_column_sums)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("dtype", [*formulas.DTYPES, torch.float64])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("strided", [False, True])
 def test_matches_the_formula(backend, shape, dtype, strided, device):
     inputs = attention_inputs(*shape, dtype=dtype, device=device, strided=strided)
-    expected, expected_lse = full_attention(*inputs)
+    expected, expected_lse = formulas.full_attention(*inputs)
     noise = torch.randn(shape[:3], generator=torch.Generator().manual_seed(1))
     previous = (expected_lse.cpu() + noise).float().to(device)  # a little off, as a step later
     output, lse, sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     assert (output.dtype, lse.shape) == (dtype, shape[:3])
-    assert sums.shape == (*shape[:2], blocks_of(shape[2], 128), shape[3])
+    assert sums.shape == (*shape[:2], formulas.blocks_of(shape[2], 128), shape[3])
     assert sums.dtype == (torch.bfloat16 if dtype in HALF else dtype)
-    assert_attention((output, lse), (expected, expected_lse), dtype)
-    assert_close(sums, column_sums_of(*inputs[:2], previous, 128), SUMS_TOLERANCE[dtype])
+    formulas.assert_attention((output, lse), (expected, expected_lse), dtype)
+    formulas.assert_close(sums, column_sums_of(*inputs[:2], previous, 128), SUMS_TOLERANCE[dtype])
 
 
 @backend_names(dense_attention_column_sums)
@@ -52,15 +40,14 @@ def test_matches_the_formula(backend, shape, dtype, strided, device):
 )
 def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, dtype, device):
     inputs = attention_inputs(2, 1, rows, 77, 64, dtype=dtype, device=device)
-    _, lse = full_attention(*inputs)
-    _, _, sums = dense_attention_column_sums(
-        *inputs, lse.float(), block_size_q=block_size_q, backend=backend
-    )
+    _, lse = formulas.full_attention(*inputs)
+    options = {"block_size_q": block_size_q, "backend": backend}
+    _, _, sums = dense_attention_column_sums(*inputs, lse.float(), **options)
     tolerance = SUMS_TOLERANCE[dtype]
-    assert_close(sums, column_sums_of(*inputs[:2], lse.float(), block_size_q), tolerance)
+    formulas.assert_close(sums, column_sums_of(*inputs[:2], lse.float(), block_size_q), tolerance)
     # With the true LSE every row gives away a mass of one.
     sizes = torch.tensor([len(part) for part in torch.arange(rows).split(block_size_q)])
-    assert_close(sums.double().sum(-1), sizes.expand(2, 1, -1), tolerance)
+    formulas.assert_close(sums.double().sum(-1), sizes.expand(2, 1, -1), tolerance)
 
 
 @backend_names(dense_attention_column_sums)
@@ -68,7 +55,7 @@ def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, dtype, de
 @pytest.mark.parametrize("previous", [0.0, -500.0, 500.0, torch.inf, -torch.inf, torch.nan])
 def test_output_never_depends_on_the_previous_lse(backend, previous, dtype, device):
     inputs = attention_inputs(1, 1, 150, 90, 64, dtype=dtype, device=device)
-    true = full_attention(*inputs)[1].float()
+    true = formulas.full_attention(*inputs)[1].float()
     expected = dense_attention_column_sums(*inputs, true, backend=backend)
     actual = dense_attention_column_sums(*inputs, torch.full_like(true, previous), backend=backend)
     assert torch.equal(actual[0], expected[0])
@@ -79,19 +66,18 @@ def test_output_never_depends_on_the_previous_lse(backend, previous, dtype, devi
         assert actual[2].isfinite().all()
 
 
-@kernel_names(dense_attention_column_sums)
+@formulas.kernel_names(dense_attention_column_sums)
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("block_size_q", [128, 192])
 def test_output_is_the_same_without_column_sums(backend, block_size_q, dtype, device, monkeypatch):
     inputs = attention_inputs(1, 2, 300, 200, 128, dtype=dtype, device=device)
-    launch = backend_of(dense_attention_column_sums, backend).launch
-    previous = full_attention(*inputs)[1].float()
+    launch = formulas.backend_of(dense_attention_column_sums, backend).launch
+    previous = formulas.full_attention(*inputs)[1].float()
     previous[:, :, 7] = torch.nan
     if backend == "triton":  # block by block
         monkeypatch.setattr(import_module(launch.__module__), "TRANSIENT_BYTES", 1)
-    call = DenseAttentionColumnSums(
-        *inputs, previous, block_size_q=block_size_q, scale=0.1, backend=backend
-    )
+    options = {"block_size_q": block_size_q, "scale": 0.1, "backend": backend}
+    call = DenseAttentionColumnSums(*inputs, previous, **options)
     output, lse, _ = dense_attention_column_sums.run(call)
     if backend == "gluon":  # the kernel of `dense_attention` is the same one
         plain, plain_lse = dense_attention(*inputs, scale=0.1, backend=backend)
@@ -100,8 +86,8 @@ def test_output_is_the_same_without_column_sums(backend, block_size_q, dtype, de
         assert nothing is None
     assert torch.equal(output, plain)
     assert torch.equal(lse, plain_lse)
-    expected, expected_lse = full_attention(*inputs, scale=0.1)
-    assert_attention((output, lse), (expected, expected_lse), dtype)
+    expected, expected_lse = formulas.full_attention(*inputs, scale=0.1)
+    formulas.assert_attention((output, lse), (expected, expected_lse), dtype)
 
 
 @backend_names(dense_attention_column_sums)
@@ -110,11 +96,11 @@ def test_output_is_the_same_without_column_sums(backend, block_size_q, dtype, de
 def test_sums_follow_the_lse(backend, shift, dtype, device):
     """As long as these lie less than 80 below the true ones."""
     inputs = attention_inputs(1, 1, 40, 90, 64, dtype=dtype, device=device)
-    previous = full_attention(*inputs)[1].float() + shift
+    previous = formulas.full_attention(*inputs)[1].float() + shift
     _, _, sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     factor = torch.exp(torch.tensor(shift).double())
     expected = column_sums_of(*inputs[:2], previous, 128)
-    assert_close(sums.cpu() * factor, expected.cpu() * factor, SUMS_TOLERANCE[dtype])
+    formulas.assert_close(sums.cpu() * factor, expected.cpu() * factor, SUMS_TOLERANCE[dtype])
 
 
 @backend_names(dense_attention_column_sums)
@@ -122,11 +108,9 @@ def test_sums_follow_the_lse(backend, shift, dtype, device):
 def test_stale_lse_keeps_sums_finite(backend, dtype, device):
     """A very low LSE would overflow; what underflows beside it must not become NaN."""
     query, key, value = attention_inputs(1, 1, 200, 200, 64, dtype=dtype, device=device)
-    query = query * 100  # most weights of a row underflow to 0
+    inputs = query * 100, key, value  # most weights of a row underflow to 0
     previous = torch.full((1, 1, 200), -1e4, device=device)
-    _, _, sums = dense_attention_column_sums(
-        query, key, value, previous, block_size_q=200, backend=backend
-    )
+    _, _, sums = dense_attention_column_sums(*inputs, previous, block_size_q=200, backend=backend)
     assert sums.isfinite().all()
     assert (sums.amax(-1) > 0).all()
 
@@ -137,65 +121,60 @@ def test_all_configs_of_triton(backend, head_dim, device, monkeypatch):
     kernel = import_module("chipsparse.kernels.dense_attention_column_sums.triton_kernel")
     inputs = attention_inputs(1, 1, 200, 200, head_dim, dtype=torch.bfloat16, device=device)
     dense_attention_column_sums.choose(*inputs, 128, backend=backend)
-    expected, lse = full_attention(*inputs)
+    expected, lse = formulas.full_attention(*inputs)
     monkeypatch.setattr(kernel, "TRANSIENT_BYTES", 0)
     call = DenseAttentionColumnSums(*inputs, lse.float())
     for config in kernel.CONFIGS:
         output, _, sums = kernel.dense_attention_column_sums(call, config=config)
-        assert_close(output, expected, TOLERANCE[torch.bfloat16])
+        formulas.assert_close(output, expected, torch.bfloat16)
         expected_sums = column_sums_of(*inputs[:2], lse, 128)
-        assert_close(sums, expected_sums, SUMS_TOLERANCE[torch.bfloat16])
+        formulas.assert_close(sums, expected_sums, SUMS_TOLERANCE[torch.bfloat16])
 
 
 @backend_names(dense_attention_column_sums)
 @pytest.mark.parametrize("scale", [-0.2, 0.0])
 def test_any_scale_and_the_layout_of_the_output(backend, scale, device):
     inputs = attention_inputs(2, 3, 20, 30, 64, dtype=torch.float16, device=device, strided=True)
-    expected, expected_lse = full_attention(*inputs, scale)
-    output, lse, _ = dense_attention_column_sums(
-        *inputs, expected_lse, scale=scale, backend=backend
-    )
-    assert_attention((output, lse), (expected, expected_lse), torch.float16)
+    expected, previous = formulas.full_attention(*inputs, scale)
+    output, lse, _ = dense_attention_column_sums(*inputs, previous, scale=scale, backend=backend)
+    formulas.assert_attention((output, lse), (expected, previous), torch.float16)
     assert output.stride() == inputs[0].stride()
 
 
 @pytest.mark.gpu
-@kernel_names(dense_attention_column_sums)
+@formulas.kernel_names(dense_attention_column_sums)
 def test_sums_beyond_32_bit_offsets(backend):
     """4,096 blocks of one row by 2^19 + 100 columns are 4.3 GB."""
-    rows, columns = 4096, 2**19 + 100
-    query, key, value = attention_inputs(
-        1, 1, rows, columns, 64, dtype=torch.bfloat16, device="cuda"
-    )
-    previous = torch.full((1, 1, rows), 4.0, device="cuda")
-    _, _, sums = dense_attention_column_sums(
-        query, key, value, previous, block_size_q=1, backend=backend
-    )
-    for row in (0, rows // 2, rows - 1):
+    shape = (1, 1, 4096, 2**19 + 100, 64)
+    inputs = attention_inputs(*shape, dtype=torch.bfloat16, device="cuda")
+    previous = torch.full(shape[:3], 4.0, device="cuda")
+    _, _, sums = dense_attention_column_sums(*inputs, previous, block_size_q=1, backend=backend)
+    for row in (0, 2048, 4095):
         one = slice(row, row + 1)
-        expected = column_sums_of(query[:, :, one], key, previous[:, :, one], 1)
-        assert_close(sums[:, :, one], expected, SUMS_TOLERANCE[torch.bfloat16])
+        expected = column_sums_of(inputs[0][:, :, one], inputs[1], previous[:, :, one], 1)
+        formulas.assert_close(sums[:, :, one], expected, SUMS_TOLERANCE[torch.bfloat16])
 
 
 @pytest.mark.gpu
-@kernel_names(dense_attention_column_sums)
+@formulas.kernel_names(dense_attention_column_sums)
 def test_rows_beyond_32_bit_offsets(backend):
     """Few keys of many heads, as every 2^19-th row of 4.3 GB that is NaN (see conftest.py)."""
     storage = torch.empty(1, 2**25 + 2**19, 1, 64, dtype=torch.bfloat16, device="cuda")
     far = storage[:, :: 2**19].transpose(1, 2)
     query, few, _ = attention_inputs(1, 1, 70, 65, 64, dtype=torch.bfloat16, device="cuda")
     far.copy_(few)
-    expected, lse = full_attention(query, few, few)
+    expected, lse = formulas.full_attention(query, few, few)
     output, _, sums = dense_attention_column_sums(query, far, far, lse, backend=backend)
-    assert_close(output, expected, TOLERANCE[torch.bfloat16])
-    assert_close(sums, column_sums_of(query, few, lse, 128), SUMS_TOLERANCE[torch.bfloat16])
+    formulas.assert_close(output, expected, torch.bfloat16)
+    expected = column_sums_of(query, few, lse, 128)
+    formulas.assert_close(sums, expected, SUMS_TOLERANCE[torch.bfloat16])
 
 
 @backend_names(dense_attention_column_sums)
 def test_nan_comes_out_where_it_went_in(backend, device):
     """A query in its row, with the sums of its block; a key and a value in the rows of its head."""
     inputs = attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
-    previous = full_attention(*inputs)[1].float()
+    previous = formulas.full_attention(*inputs)[1].float()
     clean, _, clean_sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     query, key, value = inputs
     query[0, 0, 5, 3], key[0, 1, 9, 3], value[0, 2, 9, 3] = torch.nan, torch.nan, torch.nan

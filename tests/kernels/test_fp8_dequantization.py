@@ -36,8 +36,7 @@ def test_every_number_times_its_scale(backend, shape, dtype, per_row, turned, de
 @backend_names(fp8_dequantization)
 def test_rows_of_a_larger_weight(backend, device):
     data, scale = weight(32, 64, device=device)
-    whole = fp8_dequantization(data, scale, dtype=torch.bfloat16, backend=backend)
-    part = fp8_dequantization(
-        data[8:24, 16:], scale[8:24], dtype=torch.bfloat16, turned=True, backend=backend
-    )
+    options = {"dtype": torch.bfloat16, "backend": backend}
+    whole = fp8_dequantization(data, scale, **options)
+    part = fp8_dequantization(data[8:24, 16:], scale[8:24], turned=True, **options)
     torch.testing.assert_close(part, whole[8:24, 16:], rtol=0, atol=0, equal_nan=True)

@@ -58,9 +58,7 @@ def shifted(inputs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rotate", "scale"), [(False, None), (True, None), (True, -0.3)])
-def test_scores_and_values_come_back_within_the_rounding(
-    backend, shape, dtype, rotate, scale, device
-):
+def test_scores_and_values_come_back_within_rounding(backend, shape, dtype, rotate, scale, device):
     inputs = shifted(attention_inputs(*shape, dtype=dtype, device=device, strided=True))
     found = fp8_quantization(*inputs, rotate=rotate, scale=scale, backend=backend)
     assert (found.query.dtype, found.key.dtype, found.value.dtype) == (torch.int8, torch.int8, FP8)
@@ -77,9 +75,8 @@ def test_scores_and_values_come_back_within_the_rounding(
     # Numbers are off by half of a step, those of a query also by the correction of its scale.
     key_step = key.abs().amax((-1, -2), keepdim=True) / 127
     query_step = query.abs().amax(-1, keepdim=True) / 127
-    corrected = (
-        query_step / 2 * query.abs().sum(-1, keepdim=True) / query.square().sum(-1)[..., None]
-    )
+    squares = query.square().sum(-1, keepdim=True)
+    corrected = query_step / 2 * query.abs().sum(-1, keepdim=True) / squares
     query_off, key_off = query_step / 2 + 1.1 * corrected * query.abs(), key_step / 2
     key_off = key_off.expand_as(key)
     bound = query_off @ key.abs().mT + query.abs() @ key_off.mT + query_off @ key_off.mT
@@ -158,9 +155,8 @@ def test_many_chunks_have_one_mean_and_scale(backend, device, monkeypatch):
     count = 128 * kernel.CHUNKS_AT_ONCE.value + 140
     inputs = shifted(attention_inputs(1, 1, 3, count, 64, dtype=torch.bfloat16, device=device))
     inputs[1][0, 0, -1, 3], inputs[2][0, 0, -1, 3] = 30.0, -30.0
-    found, expected = (
-        fp8_quantization(*inputs, rotate=True, backend=name) for name in (backend, "reference")
-    )
+    names = (backend, "reference")
+    found, expected = (fp8_quantization(*inputs, rotate=True, backend=name) for name in names)
     for name in ("row_factor", "row_shift", "value_scale", "value_mean"):
         pair = getattr(found, name), getattr(expected, name)
         torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4, msg=name)

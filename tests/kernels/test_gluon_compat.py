@@ -1,5 +1,4 @@
 import importlib.util
-import os
 import sys
 
 import pytest
@@ -10,12 +9,9 @@ pytest.importorskip("triton")
 from benchmarks.compiled_cases import HOPPER, pretended_gpu
 from chipsparse.kernels import gluon_compat
 from chipsparse.kernels.launch import compile_only
+from tests.kernels.formulas import INTERPRETED
 
 CPU = torch.device("cpu")
-
-not_interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET", "0") != "0", reason="the interpreter replaces the kernels"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +37,7 @@ def test_tested_releases_are_not_compiled(monkeypatch):
 
 def test_unknown_release_that_compiles_is_asked_once(monkeypatch, unknown_release):
     compiled = []
-    monkeypatch.setattr(
-        gluon_compat, "_compile_kernels", lambda *arguments, **_: compiled.append(arguments)
-    )
+    monkeypatch.setattr(gluon_compat, "_compile_kernels", lambda *args, **_: compiled.append(args))
     assert gluon_compat.unsupported_reason(CPU) is None
     assert gluon_compat.unsupported_reason(CPU) is None
     assert compiled == [(CPU,)]
@@ -76,7 +70,7 @@ def test_gluon_that_moved_is_a_reason(monkeypatch, moved):
     assert moved in reason
 
 
-@not_interpreted
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter replaces the kernels")
 def test_installed_release_compiles_as_an_unknown_one_would(unknown_release):
     with pretended_gpu(HOPPER), compile_only() as outer:
         assert gluon_compat.unsupported_reason(torch.device("cuda", HOPPER)) is None

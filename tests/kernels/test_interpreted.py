@@ -44,12 +44,9 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 
 
 def run(files, selected):
+    options = ["-q", "-p", "no:cacheprovider", "-k", selected, "-m", "not gpu and not slow", "-rA"]
     return subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-k", selected, "-m", "not gpu and not slow", "-rA"),
-            *files,
-        ],
+        [sys.executable, "-m", "pytest", *options, *files],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

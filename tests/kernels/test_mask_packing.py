@@ -27,8 +27,7 @@ def test_packs_like_bitarray_and_unpacks(backend, columns, device):
 
     mask = some_mask(columns, device)
     packed = pack_mask(mask, backend=backend)
-    assert packed.dtype == torch.uint8
-    assert packed.shape == (2, 3, 5, -(-columns // 8))
+    assert (packed.dtype, packed.shape) == (torch.uint8, (2, 3, 5, -(-columns // 8)))
     for row, bits in zip(mask.flatten(0, 2).tolist(), packed.flatten(0, 2).tolist(), strict=True):
         assert bytes(bits) == bitarray(row, endian="little").tobytes()
     restored = unpack_mask(packed, columns, backend=backend)
@@ -60,8 +59,7 @@ def test_rows_start_at_any_byte(backend, device):
 def test_padding_bits_are_ignored(backend, device):
     packed = torch.full((3, 2), 0xFF, dtype=torch.uint8, device=device)
     indices, counts = packed_to_indices(packed, 11, backend=backend)
-    assert indices.tolist() == [list(range(11))] * 3
-    assert counts.tolist() == [11] * 3
+    assert (indices.tolist(), counts.tolist()) == ([list(range(11))] * 3, [11] * 3)
     assert torch.equal(unpack_mask(packed, 11), torch.ones(3, 11, dtype=torch.bool, device=device))
 
 
@@ -108,8 +106,7 @@ def test_offsets_past_32_bits(backend):
 def test_nothing_kept_and_no_rows(backend, device):
     empty = torch.zeros(2, 3, 2, dtype=torch.uint8, device=device)
     indices, counts = packed_to_indices(empty, 16, backend=backend)
-    assert indices.shape == (2, 3, 0)
-    assert counts.tolist() == [[0] * 3] * 2
+    assert (indices.shape, counts.tolist()) == ((2, 3, 0), [[0] * 3] * 2)
     indices, counts = packed_to_indices(empty[:0], 16, backend=backend)
     assert (indices.shape, counts.shape) == ((0, 3, 0), (0, 3))
     indices, counts = packed_to_indices(empty[0, 0] + 2, 16, backend=backend)

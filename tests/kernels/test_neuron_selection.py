@@ -50,9 +50,8 @@ def test_mean_preactivations(backend, with_bias, rows, dtype, device):
 @pytest.mark.parametrize(("block_size", "channels", "neurons"), [(3, 200, 300), (13, 72, 8)])
 def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, device, monkeypatch):
     """More blocks, channels and neurons than a tile or launch; views of larger tensors."""
-    hidden, weight, bias, _ = formulas.mlp_inputs(
-        2, 220, channels + 8, neurons + 1, dtype=dtype, device=device
-    )
+    shape = (2, 220, channels + 8, neurons + 1)
+    hidden, weight, bias, _ = formulas.mlp_inputs(*shape, dtype=dtype, device=device)
     hidden, weight, bias = hidden[..., 8:], weight[1:, 8:], bias[1:]
     if backend == "triton":
         kernels = "chipsparse.kernels.neuron_selection.triton_kernel"
@@ -65,21 +64,12 @@ def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, dev
 def check_selection(backend, hidden, weight, bias, old, keep_count, block_size, **gate):
     """The highest scores are chosen, ascending, and their means alone are stored."""
     cache, neurons = old.clone(), weight.shape[0]
-    found = neuron_selection(
-        hidden,
-        weight,
-        bias,
-        cache,
-        keep_count=keep_count,
-        block_size=block_size,
-        backend=backend,
-        **gate,
-    )
+    options = {"keep_count": keep_count, "block_size": block_size, "backend": backend}
+    found = neuron_selection(hidden, weight, bias, cache, **options, **gate)
     gate_pair = (gate["gate_weight"], gate["gate_bias"]) if gate else None
     means = means_of(hidden, weight, bias, block_size, gate_pair, gate.get("activation"))
     scores = (means - old.double()).abs()
-    assert found.dtype == torch.int32
-    assert found.shape == (*old.shape[:2], min(keep_count, neurons))
+    assert (found.dtype, found.shape) == (torch.int32, (*old.shape[:2], min(keep_count, neurons)))
     chosen = torch.zeros_like(old, dtype=torch.bool).scatter_(-1, found.long(), True)
     assert (found.diff(dim=-1) > 0).all()
     lowest_chosen = scores.masked_fill(~chosen, torch.inf).amin(-1)
@@ -100,9 +90,7 @@ SELECTIONS = [
 @formulas.backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize(("keep_count", "block_size", "activation"), SELECTIONS)
-def test_keeps_the_neurons_that_moved_most(
-    backend, keep_count, block_size, activation, dtype, device
-):
+def test_keeps_neurons_that_moved_most(backend, keep_count, block_size, activation, dtype, device):
     hidden, weight, bias, _ = formulas.mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
     gate = {}
     if activation is not None:
@@ -179,9 +167,8 @@ def test_more_blocks_than_the_second_axis_of_a_grid_has(monkeypatch):
     monkeypatch.setattr(kernels, "Launch", launch_of)
     hidden, weight = torch.zeros(2, 70_000, 8).half(), torch.zeros(16, 8).half()
     cache = torch.zeros(2, 70_000, 16)
-    kernels.neuron_selection(
-        NeuronSelection(hidden, weight, None, cache, keep_count=5, block_size=1)
-    )
+    call = NeuronSelection(hidden, weight, None, cache, keep_count=5, block_size=1)
+    kernels.neuron_selection(call)
     assert max(size for grid in grids for size in grid[1:]) <= 65_535
     assert [math.prod(grid) for grid in grids[:2]] == [2 * 65_535, 2 * 4_465]
     assert grids[3] == (70_000, 1, 2)

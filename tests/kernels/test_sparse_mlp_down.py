@@ -92,14 +92,12 @@ def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
         return sparse_mlp_down(delta, down, neurons, old.clone(), backend=backend)[0]
 
     clean = layer(hidden, up, down)
-    for place, affected in ((0, slice(7, 8)), (1, slice(128, 200)), (2, slice(0, 128))):
+    # The second block keeps neuron 100, the first one neuron 20.
+    places = (0, 7, 3), (100, 3), (..., 20)
+    rows = slice(7, 8), slice(128, 200), slice(0, 128)
+    for number, (place, affected) in enumerate(zip(places, rows, strict=True)):
         tensors = [tensor.clone() for tensor in (hidden, up, down)]
-        if place == 0:
-            tensors[0][0, 7, 3] = torch.nan
-        elif place == 1:
-            tensors[1][100, 3] = torch.nan  # kept by the second block
-        else:
-            tensors[2][:, 20] = torch.nan  # kept by the first
+        tensors[number][place] = torch.nan
         found = layer(*tensors)
         others = torch.ones(200, dtype=torch.bool, device=device)
         others[affected] = False
@@ -113,15 +111,13 @@ def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
 def test_addend_goes_to_the_result_alone(backend, addend_dtype, dtype, device):
     delta, weight, old = down_inputs(2, 131, 17, 24, 50, dtype=dtype, device=device)
     neurons = formulas.random_neurons(2, 2, 17, 50, device=device)
-    plain, with_addend = old.clone(), old.clone()
+    plain, cache = old.clone(), old.clone()
     sparse_mlp_down(delta, weight, neurons, plain, backend=backend)
     addend = torch.randn(2, 131, 24, device=device).to(addend_dtype)
     for strided in (addend, addend.mT.contiguous().mT, addend[:1].expand(2, 131, 24)):
-        with_addend.copy_(old)
-        result = sparse_mlp_down(
-            delta, weight, neurons, with_addend, addend=strided, backend=backend
-        )
-        assert torch.equal(with_addend, plain)
+        cache.copy_(old)
+        result = sparse_mlp_down(delta, weight, neurons, cache, addend=strided, backend=backend)
+        assert torch.equal(cache, plain)
         assert result.dtype == dtype
         formulas.assert_rounded(result, plain.float() + strided.float())
 
@@ -133,9 +129,8 @@ def test_addend_goes_to_the_result_alone(backend, addend_dtype, dtype, device):
 def test_what_pads_the_tokens_is_not_seen(backend, rows, capacity, dtype, device):
     """The same bits whatever stands there, and with a delta that has no padding."""
     delta, weight, old = down_inputs(2, rows, capacity, 24, 150, dtype=dtype, device=device)
-    neurons = formulas.random_neurons(
-        2, formulas.blocks_of(rows, 128), capacity, 150, device=device
-    )
+    blocks = formulas.blocks_of(rows, 128)
+    neurons = formulas.random_neurons(2, blocks, capacity, 150, device=device)
     expected = sparse_mlp_down(delta, weight, neurons, old.clone(), backend=backend)
     assert expected.isfinite().all()
     for value in (0.0, 1e4):  # at first it is NaN

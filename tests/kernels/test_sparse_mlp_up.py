@@ -15,12 +15,11 @@ any_dtype = pytest.mark.parametrize("dtype", formulas.DTYPES)
 
 def layer_of(batch, rows, channels, neurons, *, dtype, device, gated=False, biased=True):
     """The tokens and weights of a layer, by the names of the operations' arguments."""
-    hidden, weight, bias, _ = formulas.mlp_inputs(
-        batch, rows, channels, neurons, dtype=dtype, device=device
-    )
+    options = {"dtype": dtype, "device": device}
+    hidden, weight, bias, _ = formulas.mlp_inputs(batch, rows, channels, neurons, **options)
     layer = {"hidden": hidden, "weight": weight, "bias": bias if biased else None}
     if gated:
-        gate_weight, gate_bias = formulas.gate_inputs(channels, neurons, dtype=dtype, device=device)
+        gate_weight, gate_bias = formulas.gate_inputs(channels, neurons, **options)
         layer |= {"gate_weight": gate_weight, "gate_bias": gate_bias if biased else None}
     return layer
 
@@ -52,9 +51,8 @@ def run_and_check(backend, layer, neurons, cache, **options):
     """Every listed entry has its new value and change, every other is bit for bit the old one."""
     hidden, old = layer["hidden"], cache.clone()
     options = {"activation": "gelu-tanh", **options}
-    delta = sparse_mlp_up(
-        **layer, neuron_indices=neurons, activation_cache=cache, **options, backend=backend
-    )
+    arguments = {**layer, "neuron_indices": neurons, "activation_cache": cache}
+    delta = sparse_mlp_up(**arguments, **options, backend=backend)
     assert (delta.dtype, delta.shape) == (hidden.dtype, (*hidden.shape[:2], neurons.shape[2]))
     assert is_token_contiguous(delta) == is_token_contiguous(cache)
     untouched = torch.ones_like(cache, dtype=torch.bool)
@@ -72,9 +70,7 @@ def run_and_check(backend, layer, neurons, cache, **options):
 @pytest.mark.parametrize("rows", [1, 7, 131, 333])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("gated", "biased"), [(False, True), (True, True), (True, False)])
-def test_matches_the_layer_neuron_by_neuron(
-    backend, gated, biased, activation, rows, dtype, device
-):
+def test_matches_a_layer_neuron_by_neuron(backend, gated, biased, activation, rows, dtype, device):
     layer = layer_of(2, rows, 24, 50, dtype=dtype, device=device, gated=gated, biased=biased)
     cache = random_cache(2, rows, 50, dtype=dtype, device=device)
     neurons = formulas.random_neurons(2, formulas.blocks_of(rows, 128), 17, 50, device=device)
@@ -114,10 +110,8 @@ def test_a_cache_in_fp8(backend, block_size, gated, rows, dtype, device):
     counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 7 + 11
     old, before = units_of(cache), cache.clone()
     options = {"counts": counts, "activation": "silu", "block_size": block_size}
-    delta = sparse_mlp_up(
-        **layer, neuron_indices=neurons, activation_cache=cache, cache_scale=scale, **options,
-        backend=backend,
-    )  # fmt: skip
+    arguments = {"neuron_indices": neurons, "activation_cache": cache, "cache_scale": scale}
+    delta = sparse_mlp_up(**layer, **arguments, **options, backend=backend)
     assert is_token_contiguous(delta)
     new, scale = units_of(cache), scale.double()
     untouched = torch.ones_like(old, dtype=torch.bool)
@@ -149,9 +143,8 @@ def test_what_a_cache_in_fp8_cannot_hold(backend, device):
     scale[0, 4] = torch.nan  # its activations were not finite at the refresh
     neurons = torch.arange(4, dtype=torch.int32, device=device).view(1, 1, 4)
     options = {"cache_scale": scale, "activation": "silu", "backend": backend}
-    first, second = (
-        sparse_mlp_up(hidden, weight, None, neurons, cache, **options).float() for _ in range(2)
-    )
+    arguments = hidden, weight, None, neurons, cache
+    first, second = (sparse_mlp_up(*arguments, **options).float() for _ in range(2))
     one, most = 28 * float(scale[0, 0]), 448 * float(scale[0, 0])
     torch.testing.assert_close(first[0, 1], torch.full_like(first[0, 1], most - one))
     assert not first[0, 2:5].isfinite().any()
@@ -175,11 +168,10 @@ def test_more_neurons_than_a_tile_and_odd_channels(backend, channels, dtype, dev
 @formulas.backend_names(sparse_mlp_up)
 def test_views_of_larger_tensors(backend, device):
     """Channels, neurons and tokens cut out of larger tensors; what is around them stays."""
-    hidden, weight, bias, _ = formulas.mlp_inputs(
-        2, 140, 48, 70, dtype=torch.bfloat16, device=device
-    )
+    options = {"dtype": torch.bfloat16, "device": device}
+    hidden, weight, bias, _ = formulas.mlp_inputs(2, 140, 48, 70, **options)
     layer = {"hidden": hidden[:, 4:137, 8:32], "weight": weight[16:66, 16:40], "bias": bias[16:66]}
-    whole = random_cache(2, 160, 60, dtype=torch.bfloat16, device=device)
+    whole = random_cache(2, 160, 60, **options)
     before = whole.clone()
     cache = whole[:, 16:149, 5:55]
     run_and_check(backend, layer, formulas.random_neurons(2, 2, 17, 50, device=device), cache)

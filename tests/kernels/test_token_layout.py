@@ -1,13 +1,8 @@
 import pytest
 import torch
 
-from chipsparse.kernels.token_layout import (
-    empty_token_contiguous,
-    has_padding,
-    is_token_contiguous,
-    padded_rows,
-    with_padding,
-)
+from chipsparse.kernels import token_layout
+from chipsparse.kernels.token_layout import empty_token_contiguous, has_padding, with_padding
 from tests.kernels.formulas import padding_of, token_contiguous, without_padding
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -16,10 +11,9 @@ DTYPES = [torch.bfloat16, torch.float32]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "padded"), [(1, 8), (8, 8), (9, 16), (26_381, 26_384)])
 def test_tokens_are_padded_to_eight(rows, padded, dtype, device):
-    assert padded_rows(rows) == padded
+    assert token_layout.padded_rows(rows) == padded
     tensor = empty_token_contiguous(torch.empty(0, device=device), 2, rows, 3, dtype=dtype)
-    assert tensor.shape == (2, rows, 3)
-    assert tensor.stride() == (3 * padded, 1, padded)
+    assert (tensor.shape, tensor.stride()) == ((2, rows, 3), (3 * padded, 1, padded))
     assert has_padding(tensor)
     assert with_padding(tensor) is tensor
     assert has_padding(tensor[1:])  # the last neuron's is inside the storage, too
@@ -32,7 +26,7 @@ def test_parts_of_other_tensors_are_copied(dtype, device):
     tensor = torch.randn(2, 133, 5, device=device).to(dtype)
     assert has_padding(token_contiguous(tensor))
     for part, _ in without_padding(tensor):
-        assert is_token_contiguous(part)
+        assert token_layout.is_token_contiguous(part)
         assert not has_padding(part)
         copy = with_padding(part)
         assert has_padding(copy)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain, product
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from chipsparse.cache.copies import HostCopies
 from chipsparse.cache.offload import OffloadPool
@@ -105,22 +107,16 @@ class WatchComputation(TorchDispatchMode):
         kwargs = kwargs or {}
         copies = self.pool._copies
         if isinstance(copies, TracedCopies) and not copies.copying and not is_view(function):
-            watched = [
-                memory
-                for slots in self.pool._opened.slots.values()
-                for slot in slots
-                for memory in slot.memory.values()
-            ]
+            slots = chain.from_iterable(self.pool._opened.slots.values())
+            watched = [memory for slot in slots for memory in slot.memory.values()]
             named = {argument.name: argument for argument in function._schema.arguments}
             given = dict(zip(named, args, strict=False)) | kwargs
             for name, value in given.items():
                 written = named[name].alias_info is not None and named[name].alias_info.is_write
-                for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                    if not isinstance(tensor, torch.Tensor):
-                        continue
-                    for memory in watched:
-                        if 0 <= tensor.data_ptr() - memory.data_ptr() < memory.numel():
-                            copies.access("compute", memory, written, str(function))
+                tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+                for tensor, memory in product(tensors, watched):
+                    if 0 <= tensor.data_ptr() - memory.data_ptr() < memory.numel():
+                        copies.access("compute", memory, written, str(function))
         return function(*args, **kwargs)
 
 

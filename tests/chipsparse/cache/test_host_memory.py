@@ -53,8 +53,7 @@ def test_a_refusal_is_noted_and_the_memory_serves_unpinned(monkeypatch):
     monkeypatch.setattr(host_memory, "_register", refuse)
     notes, memory = [], HostMemory()
     block = memory.acquire(3 << 20, pin=True, notify=notes.append)
-    assert not block.pinned
-    assert memory.pinned_bytes == 0
+    assert (block.pinned, memory.pinned_bytes) == (False, 0)
     block.memory.fill_(7)
     assert notes == [
         "3.0 MiB of host memory for caches could not be pinned (CUDA error 2): copies to the GPU "

@@ -32,9 +32,8 @@ def plan_of(layout=WAN_14B, **overrides):
 
 def planned(device, host, *, branches=1, layout=WAN_14B, **overrides):
     capacity = Capacity(int(device * GIB), int(host * GIB))
-    return memory_plan.plan_memory(
-        plan_of(layout, **overrides), capacity, memory_plan.MemoryDemand(HALF, branches)
-    )
+    demand = memory_plan.MemoryDemand(HALF, branches)
+    return memory_plan.plan_memory(plan_of(layout, **overrides), capacity, demand)
 
 
 def test_needs_are_those_of_the_sparse_layers():
@@ -66,10 +65,9 @@ ATTENTION = {"mlp__density": "dense"}  # of Wan 14B: 41.1 GiB, 28.1 in FP8
     ],
 )
 def test_caches_are_rounded_where_that_saves_something(device, host, offload, in_fp8):
+    options = {**ATTENTION, "memory__offload": offload}
     auto, rounded, full = (
-        planned(
-            device, host, **ATTENTION, memory__offload=offload, memory__cache_precision=precision
-        )
+        planned(device, host, **options, memory__cache_precision=precision)
         for precision in ("auto", "fp8", "full")
     )
     assert auto == (rounded if in_fp8 else full)

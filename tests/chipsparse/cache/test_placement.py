@@ -36,8 +36,7 @@ RESIDUALS = needs_of(4, attention={"residual": 10})
 )
 def test_what_does_not_fit_goes_through_two_slots(device, host, options, on_device, slots):
     placement = place(needs_of(4, attention=ATTENTION), Capacity(device, host), **options)
-    assert placement.device_bytes == on_device
-    assert placement.slots == slots
+    assert (placement.device_bytes, placement.slots) == (on_device, slots)
     assert placement.slot_bytes == SLOTS * sum(sum(kinds.values()) for kinds in slots.values())
     assert {part for _, part in placement.host} == set(slots)
     lost = 0 if host > 0 else 4 - on_device // 100  # the early layers

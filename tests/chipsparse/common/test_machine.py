@@ -8,6 +8,7 @@ from chipsparse.common import machine
 MIB = 1 << 20
 # Root, names of files and the droppable field of control groups, in version 2 and 1.
 V2 = ("", "memory.max", "memory.current", "inactive_file")
+OLD_SIZES = {"x": (20 * MIB, 16 * MIB, MIB), "": (2**63 - 4096, 0, 0)}
 V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
@@ -19,12 +20,7 @@ V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactiv
         # The tightest group above us decides.
         ("0::/user/job", V2, {"user/job": ("max", 1, 0), "user": (8 * MIB, 3 * MIB, 0)}, 5),
         ("0::/docker/1234", V2, {"": (7 * MIB, 8 * MIB, 0)}, 0),  # a path of the host
-        (
-            "3:cpu:/x\n2:memory,hugetlb:/x",
-            V1,
-            {"x": (20 * MIB, 16 * MIB, MIB), "": (2**63 - 4096, 0, 0)},
-            5,
-        ),
+        ("3:cpu:/x\n2:memory,hugetlb:/x", V1, OLD_SIZES, 5),
     ],
     ids=["machine", "version 2", "groups above", "path of the host", "version 1"],
 )

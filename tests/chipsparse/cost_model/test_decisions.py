@@ -8,17 +8,8 @@ import torch
 
 from benchmarks.records import read
 from chipsparse import SparsityConfig
-from chipsparse.cost_model.layer_times import (
-    PartSeconds,
-    Rates,
-    as_of_many,
-    captures,
-    known_rates,
-    milliseconds_text,
-    part_seconds,
-    part_times,
-    slower_parts,
-)
+from chipsparse.cost_model import layer_times
+from chipsparse.cost_model.layer_times import PartSeconds, Rates, captures, part_seconds, part_times
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import SparsityPlan
 from tests.variants import slow
@@ -81,7 +72,7 @@ def test_recorded_layers_stay_sparse(case):
 
 def slower(plan, *, captured=True, **given):
     times = part_times(plan, rates=H200, dtype=BF16, captured=captured, **given)
-    return slower_parts(times, H200)
+    return layer_times.slower_parts(times, H200)
 
 
 def test_a_narrow_mlp_runs_dense_and_its_attention_sparse():
@@ -108,9 +99,8 @@ def test_what_the_host_launches_takes_its_time(tokens, both):
     """Attention of 3,072 tokens: 0.19 ms dense, and 0.25 to launch a sparse step."""
     plan = plan_of(tokens, 24, 128, 12_288)
     assert slower(plan) == {}
-    assert slower(plan, captured=False).keys() == (
-        set() if both else {(0, "attention"), (1, "attention")}
-    )
+    expected = set() if both else {(0, "attention"), (1, "attention")}
+    assert slower(plan, captured=False).keys() == expected
 
 
 def test_too_few_query_blocks_for_the_processors_take_longer():
@@ -124,6 +114,7 @@ def test_too_few_query_blocks_for_the_processors_take_longer():
 def test_rates_are_known_of_two_gpus_in_16_bits(monkeypatch):
     gpu, names = torch.device("cuda"), iter(("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A40"))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: next(names))
+    known_rates = layer_times.known_rates
     first, second, third = (known_rates(gpu, BF16) for _ in range(3))
     assert first == H200
     assert (second.attention, second.device) == (H200.attention, "NVIDIA H100 80GB HBM3")
@@ -158,8 +149,8 @@ def test_fp8_linears_are_what_sparse_steps_are_compared_with(tokens, fp8, pays):
 def test_what_may_save_next_to_nothing_runs_dense_and_times_have_two_digits():
     assert PartSeconds(sparse=0.5e-3, most=0.94e-3, dense=1e-3).pays
     assert not PartSeconds(sparse=0.5e-3, most=0.96e-3, dense=1e-3).pays
-    texts = [milliseconds_text(seconds) for seconds in (6.13e-6, 0.354e-3, 12.4e-3, 0.3)]
-    assert texts == ["0.0061 ms", "0.35 ms", "12 ms", "300 ms"]
+    texts = map(layer_times.milliseconds_text, (6.13e-6, 0.354e-3, 12.4e-3, 0.3))
+    assert [*texts] == ["0.0061 ms", "0.35 ms", "12 ms", "300 ms"]
 
 
 def flux_of(tokens=4352, heads=24, layers=57, width=12_288, steps=50, **overrides):
@@ -191,8 +182,8 @@ def test_what_a_user_asks_for_is_not_weighed_and_a_few_steps_run_as_many_would(t
     assert captures(flux_of(tokens, layers=layers, cuda_graphs="always"), BF16)
     plan = flux_of(tokens, layers=layers, cuda_graphs="never")
     assert not captures(plan, BF16)
-    config = SparsityConfig()
-    assert as_of_many(config, with_config(plan, {"cuda_graphs": "auto"}), BF16).cuda_graphs == few
+    auto = with_config(plan, {"cuda_graphs": "auto"})
+    assert layer_times.as_of_many(SparsityConfig(), auto, BF16).cuda_graphs == few
 
 
 @pytest.mark.parametrize(

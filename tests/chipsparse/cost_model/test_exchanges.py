@@ -11,9 +11,7 @@ from chipsparse.parallel.degrees import Parallel
 from chipsparse.plan import Action, SparsityPlan
 
 # 10 blocks of 4 tokens, the last one short, and a prompt behind them.
-LAYOUT = ModelLayout(
-    (LayerKind("block", 3, 32),), heads=5, head_dim=8, batch=2, grids=((1, 3, 13),), text_tokens=3
-)
+LAYOUT = ModelLayout((LayerKind("block", 3, 32),), 5, 8, 2, ((1, 3, 13),), text_tokens=3)
 SMALL = SparsityConfig().override({"block_size": 4, "schedule.first_dense_layers": 1})
 PLAN = SparsityPlan(SMALL, LAYOUT, 4)
 BF16 = torch.bfloat16
@@ -40,8 +38,7 @@ def test_tokens_for_heads_by_hand():
 
 def test_guidance_branches_by_hand():
     sharing = Sharing(PLAN, Parallel(guidance=2), 2, BF16, output_channels=4)
-    assert sharing.calls == 1
-    assert sharing.ranks() == [(0, LAYOUT), (1, LAYOUT)]
+    assert (sharing.calls, sharing.ranks()) == (1, [(0, LAYOUT), (1, LAYOUT)])
     output = 2 * 39 * 4 * 2  # batch, video tokens, channels, bytes
     columns = 2 * 5 * 11 * 6  # batch, heads, blocks of 4 queries, bits of 42 columns
     for action in (Action.DENSE, Action.SPARSE, Action.SKIP):

@@ -88,13 +88,9 @@ class OneLayer:
         normal = partial(torch.randn, device=device, dtype=dtype)
         self.query, self.key, self.value = normal(3, *shape)
         self.hidden = normal(shape[0], tokens, channels)
-        self.weights = MLPWeights(
-            normal(neurons, channels) / channels**0.5,
-            None,
-            (normal(neurons, channels) / neurons**0.5).t(),
-            None,
-            "gelu-tanh",
-        )
+        up = normal(neurons, channels) / channels**0.5
+        down = (normal(neurons, channels) / neurons**0.5).t()
+        self.weights = MLPWeights(up, None, down, None, "gelu-tanh")
         self.steps = {"attention": self.attend, "mlp": self.feed_forward}
         for step in range(3):
             context = StepContext(1, step, "cond", STEPS)
@@ -165,9 +161,8 @@ def test_no_sparse_step_is_slower(seed):
 def test_a_recorded_dense_step_is_as_fast_with_any_count_of_tokens():
     device = torch.device("cuda", 0)
     normal = partial(torch.randn, device=device, dtype=torch.bfloat16)
-    weights = MLPWeights(
-        normal(8192, 2048) / 45, normal(8192), normal(2048, 8192) / 90, normal(2048), "gelu-tanh"
-    )
+    up, down = normal(8192, 2048) / 45, normal(2048, 8192) / 90
+    weights = MLPWeights(up, normal(8192), down, normal(2048), "gelu-tanh")
 
     def full(tokens):
         hidden = normal(1, tokens, 2048)

@@ -13,9 +13,7 @@ from chipsparse.cost_model.run_times import Load, estimate_run, step_seconds
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action, SparsityPlan
 
-LAYOUT = ModelLayout(
-    kinds=(LayerKind("block", 3, 32),), heads=2, head_dim=4, batch=1, grids=((1, 4, 8),)
-)
+LAYOUT = ModelLayout((LayerKind("block", 3, 32),), 2, 4, 1, ((1, 4, 8),))
 UNIT = Rates(link=1.0, both_ways=1.0)
 ACTIONS = ["dense", "refresh", "sparse", "skip", "sparse"]
 PLAN = SparsityPlan(SparsityConfig().override({"schedule.actions": ACTIONS}), LAYOUT, 5)
@@ -38,11 +36,9 @@ def estimate(placement=ON_DEVICE, *, captured=True, dense=NOTHING, branches=1, r
 def test_a_run_is_the_sum_of_its_steps():
     found = estimate(branches=2)
     steps = found.steps
-    assert steps[Action.SKIP] == 0
-    assert steps[Action.DENSE] == pytest.approx(found.stock)
+    assert (steps[Action.SKIP], steps[Action.DENSE]) == (0, pytest.approx(found.stock))
     total = steps[Action.DENSE] + steps[Action.REFRESH] + 2 * steps[Action.SPARSE]
-    assert found.run == pytest.approx(total)
-    assert found.stock_run == pytest.approx(5 * found.stock)
+    assert (found.run, found.stock_run) == (pytest.approx(total), pytest.approx(5 * found.stock))
     assert found.speedup_run == pytest.approx(5 * found.stock / total)
     single = estimate()
     assert found.stock == pytest.approx(2 * single.stock)
@@ -62,9 +58,7 @@ def test_layers_that_run_dense_take_as_long_as_stock_ones():
     found = estimate(dense=dict.fromkeys(PARTS, all_layers))
     for action in (Action.DENSE, Action.REFRESH, Action.SPARSE):
         assert found.steps[action] == pytest.approx(found.stock)
-    none, one = (
-        estimate(dense={"attention": dense, "mlp": dense}).steps for dense in ({}, {0: "why"})
-    )
+    none, one = (estimate(dense=dict.fromkeys(PARTS, of)).steps for of in ({}, {0: "why"}))
     saved = found.stock - none[Action.SPARSE]
     assert found.stock - one[Action.SPARSE] == pytest.approx(saved * 2 / 3)
 

@@ -88,7 +88,7 @@ def test_columns_of_another_process_are_asked_for_behind_attention_and_given_bef
     order = []
     for name in ("dense_step", "dense_attention_column_sums", "packed_to_indices"):
         watch(monkeypatch, name, lambda *_, name=name: order.append(name))
-    first, settings, _ = refreshed()
+    first, config, _ = refreshed()
     other, tensors = AttentionCache(), given(5)
     dense_step(other, tensors)
     order.clear()
@@ -97,13 +97,11 @@ def test_columns_of_another_process_are_asked_for_behind_attention_and_given_bef
         order.append("asked")
         return first.columns
 
-    refresh_step(other, tensors, config=settings, budget=BUDGET, columns=columns)
+    refresh_step(other, tensors, config=config, budget=BUDGET, columns=columns)
     assert order == ["dense_step", "asked", "packed_to_indices"]
     assert torch.equal(other.columns, first.columns)
     order.clear()
-    refresh_step(
-        other, tensors, config=settings, budget=BUDGET, give=lambda _: order.append("given")
-    )
+    refresh_step(other, tensors, config=config, budget=BUDGET, give=lambda _: order.append("given"))
     assert order == ["dense_attention_column_sums", "given", "packed_to_indices"]
 
 
@@ -132,18 +130,15 @@ def test_sparse_follows_the_formulas_when_something_changed(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_residual_in_fp8_changes_a_sparse_step_by_its_rounding_alone(rule):
-    (full, config, output), (rounded, _, same) = (
-        refreshed(rule, in_fp8=in_fp8) for in_fp8 in (False, True)
-    )
+    (full, config, output), (rounded, _, same) = refreshed(rule), refreshed(rule, in_fp8=True)
     assert torch.equal(same, output)
     assert (full.residual_scale, rounded.residual.dtype) == (None, torch.float8_e4m3fn)
     assert rounded.residual.stride() == full.residual.stride()
     meant = rounded.residual.float() * rounded.residual_scale.unsqueeze(-1)
-    expected, result = (
-        sparse_step(cache, AttentionInputs(*CHANGED), config=config) for cache in (full, rounded)
-    )
+    changed = AttentionInputs(*CHANGED)
+    expected, result = (sparse_step(cache, changed, config=config) for cache in (full, rounded))
     full.residual = meant
-    close(sparse_step(full, AttentionInputs(*CHANGED), config=config), result)
+    close(sparse_step(full, changed, config=config), result)
     assert 0 < (result - expected).norm() < 0.03 * output.norm()
 
 

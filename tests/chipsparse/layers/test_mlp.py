@@ -39,9 +39,8 @@ def expected(hidden, gate, bias=True):
     else:
         first, second = up.chunk(2, dim=-1)
         activation = F.silu(first) * second if gate == "first" else first * F.silu(second)
-    return F.linear(
-        activation, normal(CHANNELS, NEURONS, seed=3), normal(CHANNELS, seed=4) if bias else None
-    )
+    down_bias = normal(CHANNELS, seed=4) if bias else None
+    return F.linear(activation, normal(CHANNELS, NEURONS, seed=3), down_bias)
 
 
 def dense(cache, hidden, weights, **options):
@@ -70,20 +69,18 @@ def test_a_dense_step_is_the_layer(gate, bias, cached):
 
 
 @pytest.mark.parametrize("gate", ["none", "first", "second"])
-@pytest.mark.parametrize("with_addend", [False, True])
-def test_sparse_steps_with_all_neurons_are_the_layer_and_without_any_its_last_output(
-    gate, with_addend
-):
+@pytest.mark.parametrize("adds", [False, True])
+def test_sparse_steps_with_all_neurons_are_the_layer_and_without_any_its_last_output(gate, adds):
     cache, weights, before = MLPCache(), weights_of(gate), normal(BATCH, TOKENS, CHANNELS)
     made = dense(cache, before, weights)
-    addend = normal(BATCH, TOKENS, CHANNELS, seed=19) if with_addend else None
-    given = addend.clone if with_addend else None
+    addend = normal(BATCH, TOKENS, CHANNELS, seed=19) if adds else None
+    given = addend.clone if adds else None
     output = sparse(cache, 2 * before, weights, 0, addend=given)
-    torch.testing.assert_close(output, made + (addend if with_addend else 0))
+    torch.testing.assert_close(output, made + (addend if adds else 0))
     for seed in (5, 6):
         hidden = normal(BATCH, TOKENS, CHANNELS, seed=seed)
         output = sparse(cache, hidden, weights, addend=given)
-        wanted = expected(hidden, gate) + (addend if with_addend else 0)
+        wanted = expected(hidden, gate) + (addend if adds else 0)
         torch.testing.assert_close(output, wanted, atol=2e-4, rtol=2e-4)
         output.fill_(torch.nan)  # what the caller does to its result is nobody else's business
         assert cache.output.isfinite().all()

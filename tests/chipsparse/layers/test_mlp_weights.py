@@ -91,10 +91,9 @@ def test_a_dense_step_is_the_models_own_and_an_addend_is_not_recorded(cached):
     hidden, addend = torch.randn(2, 2, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
     neurons = F.gelu(F.linear(hidden, weights.up, weights.up_bias), approximate="tanh")
     own = F.linear(neurons, weights.down, weights.down_bias)
-    assert torch.equal(mlp.dense_step(None, hidden, weights, block_size=ROWS, backend=None), own)
-    summed = mlp.dense_step(
-        cache, hidden, weights, block_size=ROWS, backend=None, addend=addend.clone
-    )
+    options = {"block_size": ROWS, "backend": None}
+    assert torch.equal(mlp.dense_step(None, hidden, weights, **options), own)
+    summed = mlp.dense_step(cache, hidden, weights, **options, addend=addend.clone)
     torch.testing.assert_close(summed, own + addend)
     if cached:
         assert torch.equal(cache.output, own)
@@ -160,11 +159,9 @@ def test_products_of_the_columns_parts_add_up_to_the_whole(rounding, strided, mo
         return multiply(data, numbers, **options)
 
     monkeypatch.setattr(torch, "_scaled_mm", look)
-    weight, (first, second) = by_rows(48, 96, seed=1), (slice(32), slice(32, None))
+    weight, parts = by_rows(48, 96, seed=1), (slice(32), slice(32, None))
     rows = torch.randn(2, 5, 96, generator=torch.Generator().manual_seed(2)).bfloat16()
-    found = sum(
-        fp8_linear(rows[..., each], part_of(weight, columns=each), None) for each in (first, second)
-    )
+    found = sum(fp8_linear(rows[..., one], part_of(weight, columns=one), None) for one in parts)
     assert rounding == [(10, 32), (10, 64)]
     assert taken == [not strided] * 2
     expected = rows.double() @ weight.dequantize(torch.float64).T

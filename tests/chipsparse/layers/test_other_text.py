@@ -15,9 +15,7 @@ from chipsparse.plan import SparsityPlan
 
 GRID, SIZE = 61, 8
 BLOCKS = LayerKind("block", layers=2, intermediate_size=16)
-LAYOUT = ModelLayout(
-    (BLOCKS,), heads=3, head_dim=8, batch=2, grids=((1, 1, GRID),), text_first=True
-)
+LAYOUT = ModelLayout((BLOCKS,), 3, 8, 2, ((1, 1, GRID),), text_first=True)
 START = attrgetter("start")
 CONFIG = SparsityConfig(block_size=SIZE)
 SPLIT = Share(heads=3, first_row=0, rows=GRID, most_rows=GRID, tokens=40, grid_tokens=40)
@@ -44,13 +42,11 @@ def chosen_by(layout):
     return mask
 
 
-@pytest.mark.parametrize(
-    ("text_first", "exact_text"), [(False, False), (True, False), (True, True)]
-)
+@pytest.mark.parametrize(("first", "exact_text"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("theirs", "ours"), LENGTHS)
-def test_columns_and_lists_are_those_of_the_same_place(theirs, ours, text_first, exact_text):
+def test_columns_and_lists_are_those_of_the_same_place(theirs, ours, first, exact_text):
     other, own = (
-        replace(LAYOUT, text_tokens=text, text_first=text_first, exact_text=exact_text)
+        replace(LAYOUT, text_tokens=text, text_first=first, exact_text=exact_text)
         for text in (theirs, ours)
     )
     own = aligned(own, other, CONFIG)

@@ -46,10 +46,8 @@ class SharedFiles:
 
         def get_buffer(rank, sizes, dtype):
             (numbers,) = sizes
-            whole = torch.from_file(
-                names[rank], shared=True, size=buffer.numel(), dtype=torch.uint8
-            )
-            return whole[: numbers * dtype.itemsize].view(dtype)
+            file = torch.from_file(names[rank], shared=True, size=buffer.numel(), dtype=torch.uint8)
+            return file[: numbers * dtype.itemsize].view(dtype)
 
         return SimpleNamespace(get_buffer=get_buffer, barrier=lambda timeout_ms: dist.barrier())
 
@@ -212,9 +210,8 @@ def test_memory_is_shared_where_all_gpus_reach_each_other(
 
 def test_memory_of_a_cpu_and_of_gpus_that_must_not_be_reached_is_not_shared(monkeypatch):
     assert windows._number(torch.device("cpu")) is None
-    monkeypatch.setattr(
-        windows, "_symmetric_memory", lambda: mock.Mock(get_backend=lambda _: "CUDA")
-    )
+    memory = mock.Mock(get_backend=lambda _: "CUDA")
+    monkeypatch.setattr(windows, "_symmetric_memory", lambda: memory)
     assert windows._number(torch.device("cuda", 1)) == 1
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     assert windows._number(torch.device("cuda", 1)) is None

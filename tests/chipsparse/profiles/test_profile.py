@@ -6,24 +6,15 @@ import re
 import pytest
 
 from chipsparse.config import ScheduleConfig, SparsityConfig
-from chipsparse.profiles.profile import (
-    ASSETS,
-    QUALITIES,
-    QUALITIES_FILES,
-    GenerationDefaults,
-    default_profile,
-    find_profile,
-    load_profile,
-)
+from chipsparse.profiles import profile as profiles
+from chipsparse.profiles.profile import QUALITIES, default_profile, find_profile, load_profile
 from chipsparse.profiles.published import published_psnr
 
-PROFILES = sorted((ASSETS / "profiles").glob("*.yaml"))
-TINY = [ASSETS / name / "chipsparse.yaml" for name in ("tiny-wan", "tiny-flux")]
+PROFILES = sorted((profiles.ASSETS / "profiles").glob("*.yaml"))
+TINY = [profiles.ASSETS / name / "chipsparse.yaml" for name in ("tiny-wan", "tiny-flux")]
 
 
-@pytest.mark.parametrize(
-    "path", [*PROFILES, *TINY], ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
+@pytest.mark.parametrize("path", [*PROFILES, *TINY], ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_bundled_profiles_have_every_quality(path):
     profile = load_profile(path)
     assert path in TINY or profile.model_class == path.stem
@@ -63,7 +54,7 @@ def test_where_profiles_come_from(tmp_path):
     )
     own = find_profile(tmp_path, "WanTransformer3DModel")
     assert own.source == str(tmp_path / "chipsparse.yaml")
-    assert own.generation == GenerationDefaults(height=64, num_inference_steps=7)
+    assert own.generation == profiles.GenerationDefaults(height=64, num_inference_steps=7)
     assert own.sparsity == SparsityConfig().override({"tile": None, "mlp.density": 0.5})
 
 
@@ -103,7 +94,7 @@ def test_a_profile_has_all_qualities_or_none(mine, tmp_path):
         mine.of_quality("best")
     path = tmp_path / "plain.yaml"
     path.write_text("medium: image\nqualities: {}")
-    of_images = load_profile(QUALITIES_FILES["image"])
+    of_images = load_profile(profiles.QUALITIES_FILES["image"])
     assert load_profile(path).qualities == of_images.qualities != default_profile().qualities
     path.write_text("sparsity: {tile: null}")
     profile = load_profile(path)

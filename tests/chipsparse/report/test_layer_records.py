@@ -15,23 +15,12 @@ from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, StepTimer
 from chipsparse.session import Session
 from chipsparse.step import StepContext
-from tests.chipsparse.sessions import (
-    ACTIONS,
-    CONFIG,
-    CPU,
-    HOSTED,
-    TOTAL,
-    call,
-    generate,
-    layout_of,
-    session_with,
-    step_of,
-)
+from tests.chipsparse import sessions
+from tests.chipsparse.sessions import ACTIONS, HOSTED, generate, layout_of, session_with, step_of
 
 LAYOUT = layout_of()
-BUDGETS = {
-    "layers": [{"layers": 0, "attention": "dense"}, {"layers": 2, "attention": 0.5, "mlp": 0.75}]
-}
+OF_ONE = {"layers": 2, "attention": 0.5, "mlp": 0.75}
+BUDGETS = {"layers": [{"layers": 0, "attention": "dense"}, OF_ONE]}
 
 
 def test_every_layer_of_every_call_is_recorded():
@@ -96,7 +85,7 @@ def test_times_are_parts_of_the_steps_time_and_reading_them_changes_nothing():
     plain, watched = session_with(BUDGETS | HOSTED), session_with(BUDGETS | HOSTED)
     watched.report.layer_times = True
     for step in range(len(ACTIONS)):
-        context = StepContext(1, step, "cond", TOTAL)
+        context = StepContext(1, step, "cond", sessions.TOTAL)
         expected, outputs = (step_of(session, context, LAYOUT) for session in (plain, watched))
         assert all(map(torch.equal, outputs, expected))
         watched.report.to_dict()
@@ -142,8 +131,7 @@ def test_to_dict():
     assert data["config"]["layers"][1] == {"layers": "2", "attention": 0.5, "mlp": 0.75}
     assert chipsparse.SparsityConfig(**data["config"]) == session.config
     (plan,) = data["transformers"].values()
-    assert plan["actions"] == [*ACTIONS, "sparse"]
-    assert plan["layout"]["tokens"] == 43
+    assert (plan["actions"], plan["layout"]["tokens"]) == ([*ACTIONS, "sparse"], 43)
     assert plan["layout"]["kinds"][1]["intermediate_size"] == 40
     step = data["steps"][4]
     assert (step["step"], step["branch"], step["action"]) == (2, "cond", "sparse")
@@ -168,12 +156,12 @@ def first_layers(count):
 def test_a_layer_that_was_passed_over_at_the_last_refresh_is_a_fallback(passed_over_at):
     session = session_with()
     for step in range(passed_over_at + 2):
-        context = StepContext(1, step, "cond", TOTAL)
-        if session.begin(context, LAYOUT, CPU).action is Action.SKIP:
+        context = StepContext(1, step, "cond", sessions.TOTAL)
+        if session.begin(context, LAYOUT, sessions.CPU).action is Action.SKIP:
             session.end(session.skipped_output())
             continue
         assert session.report.fallbacks == []
-        call(session, context, first_layers(3) if step == passed_over_at else LAYOUT)
+        sessions.call(session, context, first_layers(3) if step == passed_over_at else LAYOUT)
         session.end(torch.zeros(1))
     assert session.report.fallbacks == [
         f"{part} runs in full at sparse steps where a layer had recorded nothing since "
@@ -191,7 +179,7 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
     slower = {(layer, "mlp"): "a sparse step of it is slow" for layer in (1, 2)}
     monkeypatch.setattr("chipsparse.session.slower_parts", lambda *_: slower)
     monkeypatch.setattr("chipsparse.session.known_rates", lambda *_: Rates())
-    session = Session(CONFIG, GenerationReport(strict=True))
+    session = Session(sessions.CONFIG, GenerationReport(strict=True))
     generate(session)
     for record in session.report.steps:
         for entry in record.layers:
@@ -199,9 +187,8 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
             assert entry.action is (Action.DENSE if named else record.action)
             assert entry.reason == ("a sparse step of it is slow" if named else None)
     assert session.report.fallbacks == []
-    assert session.report.notes == [
-        "MLP runs dense in 2 of 4 layers (first: layer 1): a sparse step of it is slow"
-    ]
+    note = "MLP runs dense in 2 of 4 layers (first: layer 1): a sparse step of it is slow"
+    assert session.report.notes == [note]
     assert session.report.cache_bytes < whole.report.cache_bytes
 
 
@@ -209,7 +196,7 @@ def test_a_strict_run_says_nothing_of_what_a_block_cache_passed_over():
     session = session_with({"layers": [{"layers": 2, "attention": "dense"}]})
     session.report.strict = True
     generate(session, steps=2, branches=("cond",))
-    session.begin(StepContext(1, 2, "cond", TOTAL), LAYOUT, CPU)
-    call(session, session.state.context, first_layers(1))
+    session.begin(StepContext(1, 2, "cond", sessions.TOTAL), LAYOUT, sessions.CPU)
+    sessions.call(session, session.state.context, first_layers(1))
     session.end(torch.zeros(1))
     assert len(session.report.steps[-1].layers) == 2

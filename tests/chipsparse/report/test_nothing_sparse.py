@@ -9,6 +9,7 @@ from tests.chipsparse.test_plan import LAYOUT, OFF
 
 EVERY = "the schedule computes every step in full; "
 DENSE = {"layers": "1-3", "attention": "dense", "mlp": "dense"}
+ACTIONS = ["dense", "dense", "refresh", "sparse"]
 
 
 def plan_of(steps, config=(), **schedule):
@@ -18,28 +19,24 @@ def plan_of(steps, config=(), **schedule):
 
 def too_few(steps, fewest, changes=""):
     few = "1 step is" if steps == 1 else f"{steps} steps are"
-    return (
-        f"{few} too few for the schedule, which needs at least {fewest}; take more steps{changes}"
-    )
+    more = f"take more steps, or {changes}" if changes else "take more steps"
+    return f"{few} too few for the schedule, which needs at least {fewest}; {more}"
 
 
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
         (plan_of(1), too_few(1, 3)),
-        (plan_of(6, warmup_steps=8), too_few(6, 11, ", or lower schedule.warmup_steps (now 8)")),
-        (
-            plan_of(3, actions=["dense", "dense", "refresh", "sparse"]),
-            too_few(3, 4, ", or change schedule.actions"),
-        ),
-        (plan_of(4, full_share=0.9), too_few(4, 5, ", or lower schedule.full_share (now 0.9)")),
+        (plan_of(6, warmup_steps=8), too_few(6, 11, "lower schedule.warmup_steps (now 8)")),
+        (plan_of(3, actions=ACTIONS), too_few(3, 4, "change schedule.actions")),
+        (plan_of(4, full_share=0.9), too_few(4, 5, "lower schedule.full_share (now 0.9)")),
         (
             plan_of(8, full_share=0.2, least_full=8),
-            too_few(8, 9, ", or lower schedule.least_full (now 8)"),
+            too_few(8, 9, "lower schedule.least_full (now 8)"),
         ),
         (
             plan_of(4, full_steps=[1, 2, 3], least_full=8),
-            too_few(4, 5, ", or shorten schedule.full_steps (now 1, 2, 3)"),
+            too_few(4, 5, "shorten schedule.full_steps (now 1, 2, 3)"),
         ),
         (
             plan_of(3, warmup_steps=4, refresh_every=1),

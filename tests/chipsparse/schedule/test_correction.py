@@ -113,10 +113,8 @@ def by_hand(make, letters, *, start=START, added=None):
                 # It follows their change by the share of the latents that is clean.
                 clean = clean + (1 - abs(distances[step])) * (latents - led)
             latents = stepped(scheduler, step, latents, clean)
-            behind_full, predictions = (
-                (step, latents, copy.deepcopy(scheduler)),
-                {levels[step]: clean},
-            )
+            behind_full = step, latents, copy.deepcopy(scheduler)
+            predictions = {levels[step]: clean}
             others = torch.zeros_like(latents)
         else:
             clean = latents - distances[step] * velocity
@@ -312,7 +310,6 @@ def scheduler(request):
 
 
 def counting(calls, name=""):
-
     def wrap(step):
         return lambda *args, **kwargs: (calls.append(name), step(*args, **kwargs))[1]
 
@@ -356,9 +353,8 @@ def test_a_wrapped_step_is_around_the_users_own(scheduler, own):
     if own == "before":
         scheduler.step = mine
     undo = wrap_step(scheduler, counting(calls, "wrapped"))
-    assert inspect.signature(scheduler.step) == inspect.signature(
-        mine if own == "before" else stock.step
-    )
+    wrapped = mine if own == "before" else stock.step
+    assert inspect.signature(scheduler.step) == inspect.signature(wrapped)
     if own == "behind":
         scheduler.step = mine
     elif own == "around":

@@ -12,14 +12,9 @@ from chipsparse.tuning.forms import DENSITIES, FORECASTS, ActionSeconds, Candida
 from chipsparse.tuning.jump_costs import Placed, Reuse, drift
 from tests.chipsparse.tuning.trajectories import trajectory
 
-BASE = SparsityConfig().override(
-    {
-        "schedule.warmup_steps": 4,
-        "schedule.first_dense_layers": 1,
-        "attention.delta_rule": "difference",
-        "layers": [{"layers": "3", "attention": "dense"}],
-    }
-)
+OF_LAYERS = {"attention.delta_rule": "difference", "layers": [{"layers": 3, "attention": "dense"}]}
+OF_STEPS = {"schedule.warmup_steps": 4, "schedule.first_dense_layers": 1}
+BASE = SparsityConfig().override(OF_LAYERS | OF_STEPS)
 SPARSE = dict.fromkeys(((density, False) for density in DENSITIES), 1.0) | {(0.1, True): 0.5}
 SECONDS = ActionSeconds(dense=2.0, refresh=3.0, sparse=SPARSE, skipped=0.1, other=10.0)
 

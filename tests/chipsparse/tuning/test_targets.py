@@ -46,9 +46,8 @@ def test_limits_of_time_hold_for_the_median(target, enough, limit):
 
 
 def test_the_numbers_of_a_profile():
-    result = targets.measurement(
-        [pair(), pair(psnr_db=targets.SAME_DB, ssim=None, lpips=None, seconds=2.0)]
-    )
+    equal = pair(psnr_db=targets.SAME_DB, ssim=None, lpips=None, seconds=2.0)
+    result = targets.measurement([pair(), equal])
     assert list(vars(result).values()) == [2, 30.0, 65.0, 0.9, 0.1, 1.5, 3.0]
     assert result.speedup == 2.0
     same = targets.measurement([pair(psnr_db=targets.SAME_DB, ssim=1.0, lpips=None)])
