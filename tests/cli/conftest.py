@@ -25,13 +25,8 @@ from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 PROFILE = """\
 model_class: WanTransformer3DModel
 description: for tests
-generation:
-  height: 32
-  width: 48
-  num_frames: 5
-  num_inference_steps: 4
-  guidance_scale: 3.0
-  max_sequence_length: 16
+generation: {height: 32, width: 48, num_inference_steps: 4, max_sequence_length: 16,
+  num_frames: 5, guidance_scale: 3.0}
 sparsity:
   schedule: {warmup_steps: 2, refresh_every: 10}
 """
@@ -40,12 +35,8 @@ CALL = {"height": 32, "width": 48, "num_inference_steps": 4, "max_sequence_lengt
 IMAGE_PROFILE = """\
 model_class: FluxTransformer2DModel
 description: for tests
-generation:
-  height: 32
-  width: 48
-  num_inference_steps: 4
-  true_cfg_scale: 3.0
-  max_sequence_length: 16
+generation: {height: 32, width: 48, num_inference_steps: 4, max_sequence_length: 16,
+  true_cfg_scale: 3.0}
 sparsity:
   schedule: {warmup_steps: 2, refresh_every: 10}
   tile: [1, 4, 4]

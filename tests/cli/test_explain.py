@@ -19,15 +19,11 @@ from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 GIB = 1 << 30
 WAN = {"num_attention_heads": 40, "attention_head_dim": 128, "num_layers": 40, "ffn_dim": 13824}
 WAN |= {"in_channels": 16, "out_channels": 16, "text_dim": 4096, "rope_max_seq_len": 1024}
+KL = {"latent_channels": 16, "block_out_channels": [128, 256, 512, 512]}
 # The pipeline, the transformer's class and config, and the VAE's.
 MODELS = {
     "wan": ("WanPipeline", "WanTransformer3DModel", WAN, ("KLWan", {})),
-    "flux": (
-        "FluxPipeline",
-        "FluxTransformer2DModel",
-        {"guidance_embeds": True},
-        ("KL", {"latent_channels": 16, "block_out_channels": [128, 256, 512, 512]}),
-    ),
+    "flux": ("FluxPipeline", "FluxTransformer2DModel", {"guidance_embeds": True}, ("KL", KL)),
 }
 SIZE = ("--height", "720", "--width", "1280", "--frames", "81")
 LARGE = (*SIZE, "--quality", "published")
@@ -266,9 +262,8 @@ def test_why_layers_run_dense(explained, folder, workdir, sparsity, part, reason
 
 
 def test_a_schedule_that_lists_its_full_steps(explained, explain, folder, workdir):
-    (workdir / "mine.yaml").write_text(
-        PROFILE % "{schedule: {full_share: 0.26, sparse_steps: 0.1, forecast: 0.5}}"
-    )
+    schedule = "{schedule: {full_share: 0.26, sparse_steps: 0.1, forecast: 0.5}}"
+    (workdir / "mine.yaml").write_text(PROFILE % schedule)
     small = ("--model", folder(), "--config", "mine.yaml", "--steps", "50")
     result = explained(*small)
     assert result["schedule"].startswith("13 of 50 steps in full, close at the start, 5 between")

@@ -137,14 +137,8 @@ def test_a_text_file_is_written_whole_or_not_at_all(workdir, name, raised, said,
     assert (names(workdir), Path("a.json").read_text()) == (["a.json"], content)
 
 
-FACTS = {
-    "prompt": "a cat = x; #1\nand \\ a dög",
-    "negative_prompt": "blur",
-    "steps": "4",
-    "guidance_scale": "3.0",
-    "model": "tiny, wan",
-    "chipsparse": "0.1.0",
-}
+FACTS = {"prompt": "a cat = x; #1\nand \\ a dög", "negative_prompt": "blur", "steps": "4"}
+FACTS |= {"guidance_scale": "3.0", "model": "tiny, wan", "chipsparse": "0.1.0"}
 TEXT = (
     "a cat = x; #1\nand \\ a dög\nNegative prompt: blur\n"
     'Steps: 4, CFG scale: 3.0, Model: "tiny, wan", Version: chipsparse 0.1.0'

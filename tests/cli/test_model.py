@@ -71,13 +71,8 @@ def test_the_digest_of_a_folder(model_folder, broken_model):
     (broken_model / "transformer/.DS_Store").write_text("seen")
     digests = [digest(broken_model)]
     assert digests == [digest(model_folder)]
-    for name in (
-        "model_index.json",
-        "scheduler/scheduler_config.json",
-        "transformer/config.json",
-        "tokenizer/tokenizer_config.json",
-        "tokenizer/added.model",
-    ):
+    configs = ("model_index.json", "scheduler/scheduler_config.json", CONFIG)
+    for name in (*configs, "tokenizer/tokenizer_config.json", "tokenizer/added.model"):
         with (broken_model / name).open("a") as file:
             file.write(" ")
         digests.append(digest(broken_model))

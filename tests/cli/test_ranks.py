@@ -174,14 +174,10 @@ def test_two_processes_write_what_one_does(model_folder, tmp_path):
     def ran(name, *arguments):
         words = [sys.executable, "-m", "chipsparse", "generate", "a red circle", *arguments]
         words += ["--model", str(model_folder), *LARGE, "-o", f"{name}.gif"]
-        done = subprocess.run(
-            [*words, "--report", f"{name}.json", "--json", "--device", "cpu"],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        words += ["--report", f"{name}.json", "--json", "--device", "cpu"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        options = {"capture_output": True, "text": True, "timeout": 600}
+        done = subprocess.run(words, cwd=tmp_path, env=environment, **options)
         assert done.returncode == 0, done.stderr
         return iio.imread(tmp_path / f"{name}.gif"), json.loads(done.stdout)
 

@@ -29,7 +29,7 @@ from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import TunedFor
 from tests.chipsparse.test_plan import LAYOUT
 from tests.cli.conftest import by_hand, change_json, command, names, pictures
-from tests.tiny_models import PROMPT, tiny_flux_pipeline
+from tests.tiny_models import FLOW, PROMPT, tiny_flux_pipeline
 
 INDEX = "model_index.json"
 PLACE = {"location": "model", "experts": 1}
@@ -76,16 +76,11 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
     facts = {"command": "tune", "description": "", "config": config, "tuned": tuned}
     write_profile(workdir / "p.yaml", request, **facts)
     content = yaml.safe_load((workdir / "p.yaml").read_text())
+    usual = {"sparse_steps": 0.0, "forecast": 0.0, "forecast_after": 0.0, "correct": True}
     assert content["sparsity"] == {
         "attention": {"density": 0.25},
         "mlp": {"density": 0.3},  # the default, but a search chooses it
-        "schedule": {
-            "warmup_steps": 3,
-            "sparse_steps": 0.0,
-            "forecast": 0.0,
-            "forecast_after": 0.0,
-            "correct": True,
-        },
+        "schedule": {"warmup_steps": 3, **usual},
         "layers": layers,
         "tile": None,
     }
@@ -157,11 +152,8 @@ def test_settings_of_a_profile_that_the_pipeline_does_not_have():
 
 
 def test_sizes_that_do_not_fit_a_family():
-    packed = dataclasses.replace(
-        FLUX,
-        transformer_config={"patch_size": 1, "in_channels": 64},
-        vae_config={"latent_channels": 16, "block_out_channels": [1] * 5},
-    )
+    vae = {"latent_channels": 16, "block_out_channels": [1] * 5}
+    packed = described("FluxPipeline", {"patch_size": 1, "in_channels": 64}, vae)
     for model, given, said in [
         (FLUX, {"width": 100}, r"--width 100 .* multiple of 16; use 96 or 112"),
         (FLUX, {"frames": 9}, "FluxPipeline has no num_frames; leave --frames out"),
@@ -170,8 +162,7 @@ def test_sizes_that_do_not_fit_a_family():
     ]:
         with pytest.raises(UserError, match=said):
             resolved(model, **given)
-    plain = {"patch_size": 1, "in_channels": 16}
-    resolved(dataclasses.replace(packed, transformer_config=plain), width=48)
+    resolved(described("FluxPipeline", {"patch_size": 1, "in_channels": 16}, vae), width=48)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +206,6 @@ def picture(width=48, height=32):
 
 
 def test_image_to_video(generate, image_to_video_folder, workdir, monkeypatch):
-    from diffusers.pipelines.wan import pipeline_wan_i2v
-
     picture(96, 64).save("in.png")
     given = ("-o", "out.png", "--image", "in.png", "--seed", "3")
     missing = generate(*given, model=image_to_video_folder)
@@ -224,7 +213,8 @@ def test_image_to_video(generate, image_to_video_folder, workdir, monkeypatch):
         said = "WanImageToVideoPipeline needs the Python package ftfy; install it with pip install"
         assert missing.sentence() == f"{said} ftfy"
     fake = SimpleNamespace(fix_text=lambda text: text)
-    monkeypatch.setattr(pipeline_wan_i2v, "ftfy", fake, raising=False)
+    module = "diffusers.pipelines.wan.pipeline_wan_i2v"
+    monkeypatch.setattr(f"{module}.ftfy", fake, raising=False)
     result = generate(*given, "--json", model=image_to_video_folder).json()
     assert result["request"]["image"] == "in.png"
     assert (result["sparse"]["frames"], result["sparse"]["height"]) == (5, 32)
@@ -241,9 +231,8 @@ def test_what_does_not_fit_is_cut_alike_on_both_sides(workdir, image_to_video_fo
     image = Image.new("RGB", (90, 30), "red")
     image.paste("blue", (30, 0, 60, 30))
     image.save("in.png")
-    options = GenerateOptions(
-        prompt="", output=Path("o.png"), image=Path("in.png"), height=32, width=32, frames=5
-    )
+    size = {"height": 32, "width": 32, "frames": 5}
+    options = GenerateOptions(prompt="", output=Path("o.png"), image=Path("in.png"), **size)
     request = resolve(options, on_cpu(image_to_video_folder))
     assert request.image.size == (32, 32)
     assert np.asarray(request.image)[:, 1:-1, 2].min() > 240
@@ -342,9 +331,6 @@ def test_the_flow_shift_reaches_the_scheduler_and_the_record(workdir):
     request = command(*given).json()["request"]
     assert (request["flow_shift"], "--flow-shift" in request["command"]) == (None, False)
     assert "Flow shift" not in Image.open("o.png").text["parameters"]
-
-
-FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 
 
 @pytest.mark.parametrize(

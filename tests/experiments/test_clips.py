@@ -12,13 +12,8 @@ from tests.pipelines.families.sections import PIPELINES
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 STEPS = 3
-CALL = {
-    "prompt": PROMPT,
-    "height": 32,
-    "width": 32,
-    "num_inference_steps": STEPS,
-    "max_sequence_length": 16,
-}
+SIZE = {"height": 32, "width": 32, "max_sequence_length": 16}
+CALL = {"prompt": PROMPT, "num_inference_steps": STEPS, **SIZE}
 
 
 class Slow:
