@@ -271,12 +271,8 @@ def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
         assert handle.config == profile.qualities["faithful"]
 
 
-SKIPPING = SparsityConfig().override(
-    {
-        "mlp.density": "dense",
-        "schedule": {"full_steps": [0, 1, 5], "sparse_steps": 0.0, "forecast": 0.5},
-    }
-)
+SKIPPED = {"full_steps": [0, 1, 5], "sparse_steps": 0.0, "forecast": 0.5}
+SKIPPING = SparsityConfig().override({"mlp.density": "dense", "schedule": SKIPPED})
 
 
 # By the change, what does it, and the branches that start anew.

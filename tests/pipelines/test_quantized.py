@@ -91,16 +91,13 @@ def by_gguf(transformer, ends=None):
         block.set_submodule(name, made)
 
 
+IN_INT8 = "Int8DynamicActivationInt8WeightConfig"
 # The package that each of them needs, and what the reason for a dense MLP says.
 QUANTIZERS = {
     "torchao FP8": ("torchao", by_torchao("Float8WeightOnlyConfig"), "Float8Tensor"),
     "torchao FP8, activations too": ("torchao", by_torchao_with_activations, "Float8Tensor"),
     "torchao INT8": ("torchao", by_torchao("Int8WeightOnlyConfig"), "Int8Tensor"),
-    "torchao INT8, activations too": (
-        "torchao",
-        by_torchao("Int8DynamicActivationInt8WeightConfig"),
-        "Int8Tensor",
-    ),
+    "torchao INT8, activations too": ("torchao", by_torchao(IN_INT8), "Int8Tensor"),
     "bitsandbytes 4 bit": ("bitsandbytes", by_bitsandbytes, "Params4bit"),
     "GGUF": ("gguf", by_gguf, "GGUFParameter"),
     "layerwise casting": (

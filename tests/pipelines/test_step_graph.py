@@ -25,6 +25,7 @@ NEVER = SPARSE.override({"cuda_graphs": "never"})
 GUIDED = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
 REPLAYED = [3, 4, 6]  # of dense, refresh, sparse, sparse, sparse, refresh, sparse
 LONG = SPARSE.override({"schedule.refresh_every": 100})  # only steps 2 to 6 are sparse, 3 recorded
+LONG_NEVER = LONG.override({"cuda_graphs": "never"})
 NOT_CAPTURED = "sparse steps are not captured as a CUDA graph: "
 
 
@@ -145,7 +146,7 @@ def test_what_changes_after_the_recording_counts(name, device, pipe):
         options = {"between": between, "callback_on_step_end_tensor_inputs": tensors}
         return generate(fresh, config, **options)
 
-    expected, usual = run(LONG.override({"cuda_graphs": "never"}))
+    expected, usual = run(LONG_NEVER)
     found, report = run(LONG)
     assert torch.equal(found, expected)
     assert replayed(report) == launched
@@ -162,8 +163,7 @@ def test_arguments_that_always_change_end_the_recording(pipe):
     tensors = {"between": change, "callback_on_step_end_tensor_inputs": ["prompt_embeds"]}
     found, report = generate(pipe, LONG, num_inference_steps=24, **tensors)
     assert len(replayed(report)) == MOST_CAPTURES
-    never = LONG.override({"cuda_graphs": "never"})
-    assert torch.equal(found, generate(pipe, never, num_inference_steps=24, **tensors)[0])
+    assert torch.equal(found, generate(pipe, LONG_NEVER, num_inference_steps=24, **tensors)[0])
 
 
 @pytest.mark.parametrize("place", ["", "transformer_blocks.0.attn"])

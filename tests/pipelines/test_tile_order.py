@@ -6,9 +6,10 @@ import torch
 import chipsparse
 from chipsparse.pipelines.models.qwen_image import image_grids
 from chipsparse.pipelines.token_grids import grids_at, grids_of
-from tests.pipelines.families import flux, flux2, ltx, qwen_image, wan
+from tests.pipelines.families import flux, ltx, qwen_image, wan
 from tests.pipelines.model_state import calls_begun, calls_of
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error, first_step, generate
+from tests.pipelines.test_families import FAMILIES, arguments_of
 from tests.tiny_models import random, tiny_flux_pipeline, tiny_wan_pipeline
 
 PER_TOKEN = "a timestep per token"
@@ -77,21 +78,19 @@ def test_grids_are_read_from_what_pipelines_pass(read, positions, expected):
     assert read(positions) == expected
 
 
-def test_further_pictures_of_a_call_have_grids_of_their_own():
-    conditions = next(each for each in ltx.FAMILIES if each.name == "ltx conditions")
-    for make, call, expected in (
-        (
-            flux2.tiny_flux2_pipeline,
-            {**flux2.PICTURE, **flux2.VARIANTS["two references"]},
-            ((1, 8, 6), (1, 9, 8), (1, 8, 10)),
-        ),
-        (conditions.make, {**conditions.call, "frame_index": 4}, ((1, 4, 8), VIDEO)),
-    ):
-        pipe = make()
-        with chipsparse.enable(pipe, SPARSE) as handle:
-            calls = calls_begun(handle)
-            generate(pipe, call, num_inference_steps=3)
-        assert {layout.grids for _, layout in calls} == {expected}
+@pytest.mark.parametrize(
+    ("name", "variant", "grids"),
+    [
+        ("flux2", "two references", ((1, 8, 6), (1, 9, 8), (1, 8, 10))),
+        ("ltx conditions", "a picture at the end", ((1, 4, 8), VIDEO)),
+    ],
+)
+def test_further_pictures_of_a_call_have_grids_of_their_own(name, variant, grids):
+    pipe = FAMILIES[name].make()
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        calls = calls_begun(handle)
+        generate(pipe, arguments_of(name, variant), num_inference_steps=3)
+    assert {layout.grids for _, layout in calls} == {grids}
 
 
 def call_of(pipe, call):

@@ -64,11 +64,10 @@ MASK[..., 3:TEXT] = -1e4
 IMAGE = {"image": random(1, 3, 64, 48, seed=1).sigmoid()}
 GUIDED = {"guidance_scale": 6.0}
 ODD_SIZE = {"height": 48, "width": 80, "num_frames": 5}
+VARIANTS15 = {"guided": GUIDED, "odd size": ODD_SIZE, "one frame": {"num_frames": 1}}
 VARIANTS = {
-    "guided": GUIDED,
+    **VARIANTS15,
     "batch": prompts(2),
-    "odd size": ODD_SIZE,
-    "one frame": {"num_frames": 1},
     "a mask of the user's": {"attention_kwargs": {"attention_mask": MASK}},
 }
 KINDS = 2  # the first block, whose inputs have other strides, and the others
@@ -94,13 +93,7 @@ FAMILIES = [
         {**OF_ANOTHER, **GUIDED, "control_video": CLIP},
         brief=True,
     ),
-    Family(
-        "cogvideox 1.5",
-        lambda: tiny_pipeline(**V15),
-        VIDEO,
-        {"guided": GUIDED, "odd size": ODD_SIZE, "one frame": {"num_frames": 1}},
-        kinds=KINDS,
-    ),
+    Family("cogvideox 1.5", lambda: tiny_pipeline(**V15), VIDEO, VARIANTS15, kinds=KINDS),
     Family(
         "cogvideox 5b image to video",
         lambda: tiny_pipeline(

@@ -86,13 +86,9 @@ def framepack():
     )
 
 
+HELIOS_VARIANTS = {"odd size": family.ODD, "no earlier frames": {"history": False}}
 FAMILIES = [
-    family.Family(
-        "helios",
-        helios,
-        family.VIDEO,
-        {"odd size": family.ODD, "no earlier frames": {"history": False}},
-    ),
+    family.Family("helios", helios, family.VIDEO, HELIOS_VARIANTS),
     family.Family(
         "framepack",
         framepack,

@@ -90,11 +90,15 @@ VARIANTS = {
     "prompts of two lengths": prompts(3, VALID),
     "mask with gaps": {"prompt_attention_mask": prompts(VALID)["prompt_attention_mask"].roll(1, 1)},
 }
+skyreels = partial(
+    pipeline, diffusers.HunyuanSkyreelsImageToVideoPipeline, in_channels=2 * CHANNELS
+)
 TO_VIDEO = partial(pipeline, diffusers.HunyuanVideoImageToVideoPipeline)
 CHANNELS_BESIDE = 2 * CHANNELS + 1  # the latents, those of a picture and a mask
 GAPS = "attention runs dense: a prompt mask keeps others than the first tokens of a prompt"
 LENGTHS = "attention runs dense: the prompts of the batch have {} tokens, so the shorter ones need"
 MASKED = {"prompts of two lengths": LENGTHS.format("3 to 7"), "mask with gaps": GAPS}
+FROM_PICTURE = {**VIDEO, "image": picture(3, 48, 64)}
 IMAGE_VARIANTS = {
     "odd size": {**VARIANTS["odd size"], "image": picture(3, 48, 80)},
     "guided": VARIANTS["guided"],
@@ -168,23 +172,18 @@ FAMILIES = [
     Family(
         "hunyuan video image to video, latents side by side",
         partial(TO_VIDEO, in_channels=CHANNELS_BESIDE, image_condition_type="latent_concat"),
-        {**VIDEO, "image": picture(3, 48, 64)},
+        FROM_PICTURE,
         IMAGE_VARIANTS,
         kinds=KINDS,
     ),
     Family(
         "hunyuan video image to video, tokens replaced",
         partial(TO_VIDEO, image_condition_type="token_replace"),
-        {**VIDEO, "image": picture(3, 48, 64)},
+        FROM_PICTURE,
         IMAGE_VARIANTS,
         kinds=2,  # diffusers does not list these blocks among the repeated ones
     ),
-    Family(
-        "skyreels image to video",
-        lambda: pipeline(diffusers.HunyuanSkyreelsImageToVideoPipeline, in_channels=2 * CHANNELS),
-        {**VIDEO, "image": picture(3, 48, 64)},
-        kinds=KINDS,
-    ),
+    Family("skyreels image to video", skyreels, FROM_PICTURE, kinds=KINDS),
     Family("hunyuan video 1.5", pipeline15, VIDEO15, VARIANTS15, kinds=3, masked=MASKED15),
     Family("hunyuan video 1.5 image to video", image_to_video15, IMAGE15, brief=True),
 ]

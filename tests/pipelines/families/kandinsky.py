@@ -83,13 +83,7 @@ def kandinsky6():
 
 
 FAMILIES = [
-    Family(
-        "kandinsky 5",
-        kandinsky5,
-        VIDEO,
-        USUAL,
-        kinds=2,  # the text's blocks, too
-    ),
+    Family("kandinsky 5", kandinsky5, VIDEO, USUAL, kinds=2),  # the text's blocks, too
     Family(
         "kandinsky 6",
         kandinsky6,

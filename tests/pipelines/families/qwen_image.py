@@ -50,6 +50,7 @@ VARIANTS = {
 }
 MASKED = "attention runs dense: the text is masked otherwise than by one length for all samples"
 IMAGE = {"image": picture(1, 48, 64), "strength": 0.8}
+CONTROLLED = {**PICTURE, **GUIDED, "control_image": IMAGE["image"]}
 
 
 def tiny_qwen_transformer(*, seed=0, **overrides):
@@ -79,12 +80,7 @@ FAMILIES = [
         VARIANTS,
         masked=dict.fromkeys(("prompts of two lengths", "a mask with holes"), MASKED),
     ),
-    Family(
-        "qwen-image controlnet",
-        controlled,
-        {**PICTURE, **GUIDED, "control_image": IMAGE["image"]},
-        brief=True,
-    ),
+    Family("qwen-image controlnet", controlled, CONTROLLED, brief=True),
     Family(
         "qwen-image image to image",
         lambda: tiny_qwen_pipeline(diffusers.QwenImageImg2ImgPipeline),

@@ -46,6 +46,7 @@ PICTURE = {**prompts(), "height": 32, "width": 48, "guidance_scale": 1.0}
 # The length of T5's part in the embeddings, which are shorter here than that of CLIP alone.
 PICTURE["max_sequence_length"] = TEXT - CLIP_TOKENS
 GUIDED = {"guidance_scale": 5.0}
+CONTROLLED = {**PICTURE, **GUIDED, "control_image": random(1, 3, 32, 48, seed=2).sigmoid()}
 IMAGE = {"image": random(1, 3, 32, 48, seed=1).sigmoid(), "strength": 0.8}
 
 
@@ -83,12 +84,7 @@ FAMILIES = [
         {"guided": GUIDED},
         kinds=2,
     ),
-    Family(
-        "sd3 controlnet",
-        controlled,
-        {**PICTURE, **GUIDED, "control_image": random(1, 3, 32, 48, seed=2).sigmoid()},
-        brief=True,
-    ),
+    Family("sd3 controlnet", controlled, CONTROLLED, brief=True),
     Family(
         "sd3 perturbed attention",  # by processors that are exchanged in every call
         lambda: tiny_pipeline(PERTURBED, {"pag_applied_layers": ["blocks.1"]}),

@@ -4,7 +4,6 @@ from functools import partial
 
 import diffusers
 import torch
-from diffusers import ChronoEditTransformer3DModel
 
 from tests.pipelines.families import family
 from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
@@ -86,7 +85,12 @@ def skyreels(arguments=text, **more):
     return family.video_loop(model_class, arguments, **TRANSFORMER_CONFIG, **more)
 
 
+forced = partial(skyreels, forced_arguments, inject_sample_info=True)
+chrono_edit = partial(
+    family.video_loop, diffusers.ChronoEditTransformer3DModel, text, **TRANSFORMER_CONFIG
+)
 VARIANTS = {**family.USUAL, "unguided": {"branches": ("cond",)}}
+UNGUIDED = {**family.VIDEO, "branches": ("cond",)}
 FAMILIES = [
     family.Family(
         "wan vace",
@@ -97,24 +101,16 @@ FAMILIES = [
     ),
     family.Family("wan animate", animate, family.VIDEO, VARIANTS),
     family.Family("skyreels v2", skyreels, family.VIDEO, VARIANTS),
-    family.Family(
-        "skyreels v2, forced",
-        lambda: skyreels(forced_arguments, inject_sample_info=True),
-        {**family.VIDEO, "branches": ("cond",)},
-        brief=True,
-    ),
+    family.Family("skyreels v2, forced", forced, UNGUIDED, brief=True),
     family.Family(
         "skyreels v2, blocks of frames",
         lambda: skyreels(num_frame_per_block=2),
-        {**family.VIDEO, "num_frames": 13, "branches": ("cond",)},
+        {**UNGUIDED, "num_frames": 13},
         fallbacks=("attention runs dense: the model masks later blocks of frames",),
         dense_parts=("attention",),
         brief=True,
     ),
     family.Family(
-        "chrono edit",
-        partial(family.video_loop, ChronoEditTransformer3DModel, text, **TRANSFORMER_CONFIG),
-        {**family.VIDEO, "num_frames": 5},
-        {"batch": {"batch": 2}},
+        "chrono edit", chrono_edit, {**family.VIDEO, "num_frames": 5}, {"batch": {"batch": 2}}
     ),
 ]

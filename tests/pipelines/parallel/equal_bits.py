@@ -9,7 +9,7 @@ from diffusers import ContextParallelConfig
 
 import chipsparse
 from tests.pipelines.families import flux2, hunyuan_video, wan
-from tests.pipelines.families.wan_kin import forced_arguments, skyreels
+from tests.pipelines.families.wan_kin import forced
 from tests.pipelines.small_sparse import generate
 from tests.pipelines.test_families import FAMILIES, SPARSE
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
@@ -46,6 +46,7 @@ def announced(name):
     return pipe
 
 
+QWEN = FAMILIES["qwen-image"]
 HUNYUAN = {**FAMILIES["hunyuan video"].call, **WHOLE_BLOCKS["hunyuan video"], **SQUARE}
 OTHERS = {
     "four heads": (lambda: wan_of(4), BIG, {}),
@@ -64,11 +65,7 @@ OTHERS = {
         for name in ("chrono edit", "longcat-image", "skyreels v2", "wan animate")
     },
     "one head": (lambda: wan_of(1), BIG, {}),
-    "qwen-image, attention alone": (
-        FAMILIES["qwen-image"].make,
-        FAMILIES["qwen-image"].call,
-        {"mlp.density": "dense"},
-    ),
+    "qwen-image, attention alone": (QWEN.make, QWEN.call, {"mlp.density": "dense"}),
     "nothing sparse": (lambda: wan_of(4), BIG, {"schedule.actions": ["dense"]}),
 }
 
@@ -137,9 +134,7 @@ def everything(names):
         "guidance": together(GUIDED, guidance=2),
         "ring": together(RING, ring=2),
         "whole": {name: said(FAMILIES[name].make(), FAMILIES[name].call) for name in REASONS},
-        "forced": said(
-            skyreels(forced_arguments, inject_sample_info=True), FAMILIES["skyreels v2"].call
-        ),
+        "forced": said(forced(), FAMILIES["skyreels v2"].call),
         "unguided": said(
             wan_of(4), {**BIG, "guidance_scale": 1.0}, parallel=chipsparse.Parallel(guidance=2)
         ),
