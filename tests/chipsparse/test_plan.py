@@ -140,12 +140,7 @@ DESCRIBED = [
         f"3 steps in full, as listed, {REST}",
         "a share of the steps needs their number, which the pipeline does not tell",
     ),
-    (
-        None,
-        {"full_share": 0.5},
-        "number of steps unknown",
-        "a share of the steps needs their number",
-    ),
+    (None, {"full_share": 0.5}, "number of steps unknown", "a share of the steps needs their"),
 ]
 
 

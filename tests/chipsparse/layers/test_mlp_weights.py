@@ -33,17 +33,10 @@ def in_fp8(*shape, seed, dtype=torch.float32):
 def weights_of(gate):
     normal = torch.randn(2 * NEURONS, generator=torch.Generator().manual_seed(9))
     rows = 2 * NEURONS if gate in ("first", "second") else NEURONS
-    apart = gate == "apart"
-    return Fp8MLPWeights(
-        in_fp8(rows, CHANNELS, seed=1),
-        normal[:rows],
-        in_fp8(CHANNELS, NEURONS, seed=2),
-        normal[:CHANNELS],
-        "gelu-tanh" if gate == "none" else "silu",
-        gate,
-        in_fp8(NEURONS, CHANNELS, seed=3) if apart else None,
-        normal[NEURONS:] if apart else None,
-    )
+    up, down = in_fp8(rows, CHANNELS, seed=1), in_fp8(CHANNELS, NEURONS, seed=2)
+    apart = (in_fp8(NEURONS, CHANNELS, seed=3), normal[NEURONS:]) if gate == "apart" else ()
+    name = "gelu-tanh" if gate == "none" else "silu"
+    return Fp8MLPWeights(up, normal[:rows], down, normal[:CHANNELS], name, gate, *apart)
 
 
 @pytest.mark.parametrize("gate", GATES)

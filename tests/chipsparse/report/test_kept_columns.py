@@ -36,14 +36,9 @@ def test_shares_and_regions(text_first):
     mask[..., text : text + 5] = True
     mask[..., first + 1] = False
     always = torch.rand(53, generator=generator) < 0.3
-    result = read_kept_columns(
-        pack_mask(mask),
-        sizes,
-        chipsparse.SparsityConfig(block_size=ROWS, tile=(1, 2, 3)),
-        static=always,
-        order=order,
-        where=("transformer", "cond", 7),
-    )
+    config = chipsparse.SparsityConfig(block_size=ROWS, tile=(1, 2, 3))
+    options = {"static": always, "order": order, "where": ("transformer", "cond", 7)}
+    result = read_kept_columns(pack_mask(mask), sizes, config, **options)
     assert (result.transformer, result.branch, result.layer) == ("transformer", "cond", 7)
     assert (result.columns, result.lists) == (53, 16)
     kept, rows = int(mask.sum()), mask.flatten(0, 2)

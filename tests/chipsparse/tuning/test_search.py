@@ -52,15 +52,10 @@ class MadeUpLab:
 
 
 def searched(lab, budget=30, **target):
-    return Search(
-        lab,
-        SparsityConfig(),
-        STEPS,
-        TunedTarget(**target),
-        calibrating=range(CALIBRATING),
-        held_out=range(CALIBRATING, CALIBRATING + HELD_OUT),
-        budget=budget,
-    ).run()
+    prompts = {"calibrating": range(CALIBRATING)}
+    prompts |= {"held_out": range(CALIBRATING, CALIBRATING + HELD_OUT)}
+    base, target = SparsityConfig(), TunedTarget(**target)
+    return Search(lab, base, STEPS, target, **prompts, budget=budget).run()
 
 
 def full_count(tried):
