@@ -66,10 +66,6 @@ def close(result, expected, tolerance=1e-5):
     torch.testing.assert_close(result.double(), expected.double(), atol=tolerance, rtol=tolerance)
 
 
-def error(result, expected):
-    return float((result.double() - expected).norm() / expected.norm())
-
-
 def watch(monkeypatch, name, look):
     """Notes what `look` sees in the arguments of each call of an op by `layers.attention`."""
     seen, op = [], getattr(attention, name)
@@ -260,7 +256,8 @@ def test_full_attention_in_fp8_is_rounded_and_its_lse_hardly(dim):
     exact, _, _ = refreshed(tensors=tensors)
     cache, config, again = refreshed(tensors=tensors, precision="fp8")
     for result in (output, again):
-        assert 1e-2 < error(result, expected) < 5e-2  # of random values, whose mean is near zero
+        error = (result.double() - expected).norm() / expected.norm()
+        assert 1e-2 < error < 5e-2  # of random values, whose mean is near zero
     assert (mask_of(cache) == mask_of(exact)).double().mean() > 0.99
     close(sparse_step(cache, tensors, config=config), again)  # where nothing changed
 

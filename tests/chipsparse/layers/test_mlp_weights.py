@@ -18,7 +18,6 @@ from tests.variants import DEVICES
 torchao = pytest.importorskip("torchao.quantization")
 
 CHANNELS, NEURONS, ROWS = 16, 40, 8
-GATES = ["none", "first", "second", "apart"]
 
 
 def in_fp8(*shape, seed, dtype=torch.float32):
@@ -39,7 +38,7 @@ def weights_of(gate):
     return Fp8MLPWeights(up, normal[:rows], down, normal[:CHANNELS], name, gate, *apart)
 
 
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("gate", ["none", "first", "second", "apart"])
 def test_a_dense_step_and_what_sparse_steps_read_are_the_layer_of_these_numbers(gate):
     weights, cache, plain_cache = weights_of(gate), MLPCache(), MLPCache()
     parts = vars(weights)
