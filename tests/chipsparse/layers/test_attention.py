@@ -223,8 +223,7 @@ def test_column_sums_of_a_few_heads_at_a_time(limit, precision, monkeypatch):
     assert sum(held) == 3 * HEAD_BYTES
     assert max(held) <= max(limit, HEAD_BYTES)  # one head is the least
     assert torch.equal(in_chunks, output)
-    assert in_chunks.stride() == output.stride()
-    assert cache.residual.stride() == inputs()[0].stride()
+    assert (in_chunks.stride(), cache.residual.stride()) == (output.stride(), inputs()[0].stride())
     for name in ("lse", "columns", "residual", "capacity"):
         one, other = getattr(cache, name), getattr(expected, name)
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(other)), name
