@@ -11,8 +11,7 @@ from chipsparse.plan import SparsityPlan
 from tests import schedules
 from tests.schedules import letters_of
 
-KIND = LayerKind("block", layers=4, intermediate_size=100)
-LAYOUT = ModelLayout((KIND,), heads=2, head_dim=8, batch=1, grids=((3, 4, 5),))
+LAYOUT = ModelLayout((LayerKind("block", 4, 100),), 2, 8, 1, ((3, 4, 5),))
 
 
 def config_of(**schedule):
@@ -140,12 +139,7 @@ DESCRIBED = [
         f"3 steps in full, as listed, {REST}",
         "a share of the steps needs their number, which the pipeline does not tell",
     ),
-    (
-        None,
-        {"full_share": 0.5},
-        "number of steps unknown",
-        "a share of the steps needs their number",
-    ),
+    (None, {"full_share": 0.5}, "number of steps unknown", "a share of the steps needs their"),
 ]
 
 

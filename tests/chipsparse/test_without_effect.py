@@ -14,14 +14,13 @@ from tests.chipsparse.test_plan import LAYOUT, listed
 DENSE = "attention.density: dense, mlp.density: dense"
 NOTHING_SPARSE = "schedule.full_share: 0.5, schedule.sparse_steps: 0"
 ACTIONS = "schedule.actions: [dense, refresh, sparse]"
-SHORT_GAPS = "schedule.full_steps: [0, 2, 4, 6, 8, 10]"
 # Changes of a config; the fields of them that have no effect, and why.
 CASES = {
     "": "",
     NOTHING_SPARSE: "",
     DENSE: "",
     f"{ACTIONS}, schedule.first_dense_layers: 1, schedule.correct: false": "",
-    f"{SHORT_GAPS}, schedule.sparse_steps: 0": "",
+    "schedule.full_steps: [0, 2, 4, 6, 8, 10], schedule.sparse_steps: 0": "",
     "attention: {density: dense, delta_rule: difference}, tile: [1, 8, 8]": (
         "attention.delta_rule ('difference'), tile ([1, 8, 8]): attention.density is dense"
     ),

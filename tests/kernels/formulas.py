@@ -161,12 +161,8 @@ def mlp_inputs(batch, rows, channels, neurons, *, dtype, device, seed=0):
     def tensor(*shape, scale=1.0):
         return (torch.randn(shape, generator=generator) * scale).to(device, dtype)
 
-    return (
-        tensor(batch, rows, channels),
-        tensor(neurons, channels, scale=channels**-0.5),
-        tensor(neurons, scale=0.5),
-        tensor(channels, neurons, scale=neurons**-0.5),
-    )
+    hidden, up = tensor(batch, rows, channels), tensor(neurons, channels, scale=channels**-0.5)
+    return hidden, up, tensor(neurons, scale=0.5), tensor(channels, neurons, scale=neurons**-0.5)
 
 
 def gate_inputs(channels, neurons, *, dtype, device, seed=1):

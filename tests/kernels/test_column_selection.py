@@ -16,11 +16,6 @@ def select(sums, **options):
     return unpack_mask(packed, sums.shape[-1])
 
 
-def kept(row, *, dtype=torch.float32, device="cpu", **options):
-    sums = torch.tensor(row, dtype=dtype, device=device)[None, None, None]
-    return select(sums, **options)[0, 0, 0].nonzero().flatten().tolist()
-
-
 def by_sorting(row, keep_count, static=()):
     """The definition, in plain Python."""
     others = sorted((-score, column) for column, score in enumerate(row) if column not in static)
@@ -79,9 +74,9 @@ def test_keeps_the_highest_sums(backend, columns, keep_fraction, negative, devic
     ],
 )
 def test_special_rows(backend, row, keep_count, expected, device):
-    dtype = EXACT_DTYPES[backend]
-    options = {"keep_count": keep_count, "backend": backend, "device": device}
-    assert kept(row, dtype=dtype, **options) == expected
+    sums = torch.tensor(row, dtype=EXACT_DTYPES[backend], device=device)[None, None, None]
+    mask = select(sums, keep_count=keep_count, backend=backend)
+    assert mask[0, 0, 0].nonzero().flatten().tolist() == expected
 
 
 @backend_names(column_selection)

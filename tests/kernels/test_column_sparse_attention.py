@@ -12,7 +12,6 @@ from tests.kernels import formulas
 from tests.kernels.formulas import attention_inputs, backend_names, masked_attention, random_mask
 
 FP8 = torch.float8_e4m3fn
-HALF = [torch.bfloat16, torch.float16]
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (2, 2, 1337, 131, 64)]
 
 
@@ -66,7 +65,7 @@ def test_any_block_size_and_equal_counts(backend, block_size_q, rows, dtype, dev
 
 
 @backend_names(column_sparse_attention)
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 65, 128, 129, 199])
 def test_any_count_in_shuffled_lists(backend, count, dtype, device):
     """Counts around the edges of tiles, lists in any order, read from a wider tensor."""

@@ -62,13 +62,8 @@ def test_all_kernels_use_what_the_gpu_has_and_none_spills_in_a_hot_loop(tmp_path
     reports = compiled(tmp_path / "all.json")
     backends = {(item["operation"], item["backend"]) for item in reports.values()}
     backends |= {(item["variant"].split()[0], item["backend"]) for item in reports.values()}
-    for operation in (
-        "column_sparse_attention",
-        "dense_attention_column_sums",
-        "in_8_bits",
-        "sparse_mlp_up",
-        "sparse_mlp_down",
-    ):
+    of_attention = ("column_sparse_attention", "dense_attention_column_sums", "in_8_bits")
+    for operation in (*of_attention, "sparse_mlp_up", "sparse_mlp_down"):
         assert {(operation, "gluon_sm90"), (operation, "triton_kernel")} <= backends
     assert ("neuron_selection", "triton_kernel") in backends
     for name, item in reports.items():

@@ -2,19 +2,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from chipsparse.kernels import dense_attention as package
 from chipsparse.kernels import triton_support
-from chipsparse.kernels.dense_attention import (
-    FASTER_FROM_TOKENS,
-    FASTER_HEAD_DIM,
-    dense_attention,
-    faster_than_the_library,
-    library,
-    measure,
-)
+from chipsparse.kernels.dense_attention import dense_attention, library, measure
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from tests.kernels import formulas
 from tests.kernels.formulas import assert_attention, assert_close, attention_inputs, full_attention
 
+ENOUGH, WIDTH = package.FASTER_FROM_TOKENS, package.FASTER_HEAD_DIM
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 1337, 1337, 64)]
 
 
@@ -117,14 +112,9 @@ def test_nothing_is_measured_where_the_host_must_not_wait(monkeypatch):
     kernels = FastestKernel(FakeTimer(2, 1))
     runs, calls = kernels_named("a", "b")
     x = torch.zeros(2)
-    with monkeypatch.context() as patch:
-        patch.setattr(measure, "_must_not_wait", lambda _: True)
-        assert kernels.pick(runs, x) == "a"
-    assert calls == []
-    assert kernels.pick(runs, x) == "b"
-    with monkeypatch.context() as patch:
-        patch.setattr(measure, "_must_not_wait", lambda _: True)
-        assert kernels.pick(runs, x) == "b"
+    for busy, picked, ran in ((True, "a", []), (False, "b", ["a", "b"]), (True, "b", ["a", "b"])):
+        monkeypatch.setattr(measure, "_must_not_wait", lambda _, busy=busy: busy)
+        assert (kernels.pick(runs, x), calls) == (picked, ran)
 
 
 @pytest.mark.parametrize(("times", "expected"), [((2, 1), 1.0), ((1, 2), 0.0)])
@@ -179,17 +169,16 @@ def test_our_kernel_is_preferred_where_it_is_faster(monkeypatch):
     """On Hopper, with many keys; nothing of a GPU is asked of tensors without memory."""
     monkeypatch.setattr(triton_support, "compute_capability", lambda _: (9, 0))
     gpu, cpu, half = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
-    enough = FASTER_FROM_TOKENS
-    assert faster_than_the_library(gpu, half, enough, FASTER_HEAD_DIM)
-    assert not faster_than_the_library(gpu, torch.float32, enough, FASTER_HEAD_DIM)
-    assert not faster_than_the_library(gpu, half, enough - 1, FASTER_HEAD_DIM)
-    assert not faster_than_the_library(gpu, half, enough, FASTER_HEAD_DIM // 2)
-    assert not faster_than_the_library(cpu, half, enough, FASTER_HEAD_DIM)
+    assert package.faster_than_the_library(gpu, half, ENOUGH, WIDTH)
+    assert not package.faster_than_the_library(gpu, torch.float32, ENOUGH, WIDTH)
+    assert not package.faster_than_the_library(gpu, half, ENOUGH - 1, WIDTH)
+    assert not package.faster_than_the_library(gpu, half, ENOUGH, WIDTH // 2)
+    assert not package.faster_than_the_library(cpu, half, ENOUGH, WIDTH)
     with monkeypatch.context() as patch:
         patch.setattr(triton_support, "triton_installed", lambda: False)
-        assert not faster_than_the_library(gpu, half, enough, FASTER_HEAD_DIM)
+        assert not package.faster_than_the_library(gpu, half, ENOUGH, WIDTH)
     monkeypatch.setattr(triton_support, "compute_capability", lambda _: (8, 9))
-    assert not faster_than_the_library(gpu, half, enough, FASTER_HEAD_DIM)
+    assert not package.faster_than_the_library(gpu, half, ENOUGH, WIDTH)
 
 
 @pytest.mark.gpu
@@ -197,11 +186,8 @@ def test_many_keys_run_on_our_kernel():
     reason = triton_support.hopper_unsupported_reason(torch.device("cuda"))
     if reason is not None:
         pytest.skip(reason)
-    for columns, head_dim, name in (
-        (FASTER_FROM_TOKENS, FASTER_HEAD_DIM, "gluon"),
-        (FASTER_FROM_TOKENS - 1, FASTER_HEAD_DIM, "library"),
-        (FASTER_FROM_TOKENS, FASTER_HEAD_DIM // 2, "library"),
-    ):
+    others = (ENOUGH - 1, WIDTH, "library"), (ENOUGH, WIDTH // 2, "library")
+    for columns, head_dim, name in ((ENOUGH, WIDTH, "gluon"), *others):
         shape = (1, 1, 300, columns, head_dim)
         inputs = attention_inputs(*shape, dtype=torch.bfloat16, device="cuda", strided=True)
         assert dense_attention.choose(*inputs).backend.name == name

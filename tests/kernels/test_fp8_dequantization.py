@@ -6,8 +6,6 @@ from chipsparse.kernels.fp8_quantization import FP8
 from tests.kernels.formulas import backend_names
 from tests.kernels.test_fp8_quantization import number_of
 
-SHAPES = [(1, 8), (64, 128), (72, 1000), (129, 264), (8, 3)]
-
 
 def weight(rows, columns, *, device, per_row=True, seed=0):
     """Every bit pattern of e4m3, NaN among them, and scales."""
@@ -19,7 +17,7 @@ def weight(rows, columns, *, device, per_row=True, seed=0):
 
 @backend_names(fp8_dequantization)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [(1, 8), (64, 128), (72, 1000), (129, 264), (8, 3)])
 @pytest.mark.parametrize("per_row", [True, False])
 @pytest.mark.parametrize("turned", [True, False])
 def test_every_number_times_its_scale(backend, shape, dtype, per_row, turned, device):

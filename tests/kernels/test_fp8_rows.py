@@ -10,13 +10,9 @@ from tests.kernels.test_fp8_quantization import number_of
 NUMBERS = torch.arange(128, dtype=torch.uint8).view(FP8).double()[:127]  # of e4m3, from 0 to 448
 # As linears and as caches of activations have their rows rounded.
 OF_LINEARS, OF_CACHES = {}, {"headroom": 16, "turned": True}
-CASES = [
-    *((OF_LINEARS, shape) for shape in [(1, 1), (3, 16), (70, 100), (5, 4096), (2, 5000)]),
-    *(
-        (OF_CACHES, shape)
-        for shape in [(1, 1, 1), (2, 7, 50), (1, 131, 70), (3, 64, 64), (1, 5, 400)]
-    ),
-]
+SHAPES = [(1, 1), (3, 16), (70, 100), (5, 4096), (2, 5000)]
+SHAPES += [(1, 1, 1), (2, 7, 50), (1, 131, 70), (3, 64, 64), (1, 5, 400)]
+CASES = [(OF_LINEARS if len(shape) == 2 else OF_CACHES, shape) for shape in SHAPES]
 
 
 def random_rows(*shape, dtype, device):

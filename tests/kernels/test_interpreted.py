@@ -45,15 +45,10 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is n
 
 def run(files, selected):
     options = ["-q", "-p", "no:cacheprovider", "-k", selected, "-m", "not gpu and not slow", "-rA"]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *files],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-    )
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run(command, cwd=ROOT, env=env, timeout=900, **output)
 
 
 def check(done, files):

@@ -61,26 +61,6 @@ def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, dev
     formulas.assert_close(means, expected, tolerance_of(dtype, backend))
 
 
-def check_selection(backend, hidden, weight, bias, old, keep_count, block_size, **gate):
-    """The highest scores are chosen, ascending, and their means alone are stored."""
-    cache, neurons = old.clone(), weight.shape[0]
-    options = {"keep_count": keep_count, "block_size": block_size, "backend": backend}
-    found = neuron_selection(hidden, weight, bias, cache, **options, **gate)
-    gate_pair = (gate["gate_weight"], gate["gate_bias"]) if gate else None
-    means = means_of(hidden, weight, bias, block_size, gate_pair, gate.get("activation"))
-    scores = (means - old.double()).abs()
-    assert (found.dtype, found.shape) == (torch.int32, (*old.shape[:2], min(keep_count, neurons)))
-    chosen = torch.zeros_like(old, dtype=torch.bool).scatter_(-1, found.long(), True)
-    assert (found.diff(dim=-1) > 0).all()
-    lowest_chosen = scores.masked_fill(~chosen, torch.inf).amin(-1)
-    highest_other = scores.masked_fill(chosen, -torch.inf).amax(-1)
-    tolerance = tolerance_of(hidden.dtype, backend)
-    assert (lowest_chosen >= highest_other - tolerance).all()
-    # Chosen entries have the new mean, all others are bit for bit the old one.
-    formulas.assert_close(cache[chosen], means[chosen], tolerance)
-    assert torch.equal(cache[~chosen], old[~chosen])
-
-
 SELECTIONS = [
     *((keep_count, size, None) for keep_count in (1, 17, 50, 99) for size in (64, 128)),
     *((17, 128, activation) for activation in ("gelu-tanh", "gelu", "silu")),
@@ -91,13 +71,28 @@ SELECTIONS = [
 @pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize(("keep_count", "block_size", "activation"), SELECTIONS)
 def test_keeps_neurons_that_moved_most(backend, keep_count, block_size, activation, dtype, device):
+    """The highest scores are chosen, ascending, and their means alone are stored."""
     hidden, weight, bias, _ = formulas.mlp_inputs(2, 333, 24, 50, dtype=dtype, device=device)
-    gate = {}
+    options = {"keep_count": keep_count, "block_size": block_size, "backend": backend}
+    gate = None
     if activation is not None:
-        gate_weight, gate_bias = formulas.gate_inputs(24, 50, dtype=dtype, device=device)
-        gate = {"gate_weight": gate_weight, "gate_bias": gate_bias, "activation": activation}
+        gate = formulas.gate_inputs(24, 50, dtype=dtype, device=device)
+        options |= {"gate_weight": gate[0], "gate_bias": gate[1], "activation": activation}
     old = torch.randn(2, formulas.blocks_of(333, block_size), 50, device=device)
-    check_selection(backend, hidden, weight, bias, old, keep_count, block_size, **gate)
+    cache = old.clone()
+    found = neuron_selection(hidden, weight, bias, cache, **options)
+    means = means_of(hidden, weight, bias, block_size, gate, activation)
+    scores = (means - old.double()).abs()
+    assert (found.dtype, found.shape) == (torch.int32, (*old.shape[:2], min(keep_count, 50)))
+    chosen = torch.zeros_like(old, dtype=torch.bool).scatter_(-1, found.long(), True)
+    assert (found.diff(dim=-1) > 0).all()
+    lowest_chosen = scores.masked_fill(~chosen, torch.inf).amin(-1)
+    highest_other = scores.masked_fill(chosen, -torch.inf).amax(-1)
+    tolerance = tolerance_of(dtype, backend)
+    assert (lowest_chosen >= highest_other - tolerance).all()
+    # Chosen entries have the new mean, all others are bit for bit the old one.
+    formulas.assert_close(cache[chosen], means[chosen], tolerance)
+    assert torch.equal(cache[~chosen], old[~chosen])
 
 
 @formulas.backend_names(neuron_selection)

@@ -14,5 +14,4 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_text(path, "new")
-    assert os.listdir(tmp_path) == ["notes.txt"]
-    assert read_text(path) == "höher\ufffd\n"
+    assert (os.listdir(tmp_path), read_text(path)) == (["notes.txt"], "höher\ufffd\n")

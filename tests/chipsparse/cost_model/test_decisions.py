@@ -17,7 +17,7 @@ from tests.variants import slow
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 CPU, H200 = torch.device("cpu"), Rates()
 EVERYTHING = {(layer, part) for layer in (0, 1) for part in ("attention", "mlp")}
-BF16 = torch.bfloat16
+BF16, BOTH = torch.bfloat16, "weights and inputs"
 
 
 def recorded(file, *operations):
@@ -124,11 +124,7 @@ def test_rates_are_known_of_two_gpus_in_16_bits(monkeypatch):
 
 @pytest.mark.parametrize(
     ("tokens", "fp8", "pays"),
-    [
-        (4_352, "weights", True),
-        (3_072, "weights and inputs", False),
-        (32_760, "weights and inputs", True),
-    ],
+    [(4_352, "weights", True), (3_072, BOTH, False), (32_760, BOTH, True)],
 )
 def test_fp8_linears_are_what_sparse_steps_are_compared_with(tokens, fp8, pays):
     """An MLP of FLUX's size; a sparse step reads its weights once more."""

@@ -22,15 +22,10 @@ NOTHING: dict = {part: {} for part in PARTS}
 
 
 def estimate(placement=ON_DEVICE, *, captured=True, dense=NOTHING, branches=1, rates=None):
-    return estimate_run(
-        PLAN,
-        moved=partial(placement.moved, PLAN.config),
-        captured=captured,
-        dense_parts=dense,
-        dtype=torch.bfloat16,
-        branches=branches,
-        rates=rates or Rates(launch_seconds=0.0, refresh_seconds=0.0),
-    )
+    rates = rates or Rates(launch_seconds=0.0, refresh_seconds=0.0)
+    options = {"captured": captured, "dense_parts": dense, "branches": branches, "rates": rates}
+    moved = partial(placement.moved, PLAN.config)
+    return estimate_run(PLAN, moved=moved, dtype=torch.bfloat16, **options)
 
 
 def test_a_run_is_the_sum_of_its_steps():

@@ -66,10 +66,6 @@ def close(result, expected, tolerance=1e-5):
     torch.testing.assert_close(result.double(), expected.double(), atol=tolerance, rtol=tolerance)
 
 
-def error(result, expected):
-    return float((result.double() - expected).norm() / expected.norm())
-
-
 def watch(monkeypatch, name, look):
     """Notes what `look` sees in the arguments of each call of an op by `layers.attention`."""
     seen, op = [], getattr(attention, name)
@@ -227,8 +223,7 @@ def test_column_sums_of_a_few_heads_at_a_time(limit, precision, monkeypatch):
     assert sum(held) == 3 * HEAD_BYTES
     assert max(held) <= max(limit, HEAD_BYTES)  # one head is the least
     assert torch.equal(in_chunks, output)
-    assert in_chunks.stride() == output.stride()
-    assert cache.residual.stride() == inputs()[0].stride()
+    assert (in_chunks.stride(), cache.residual.stride()) == (output.stride(), inputs()[0].stride())
     for name in ("lse", "columns", "residual", "capacity"):
         one, other = getattr(cache, name), getattr(expected, name)
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(other)), name
@@ -260,7 +255,8 @@ def test_full_attention_in_fp8_is_rounded_and_its_lse_hardly(dim):
     exact, _, _ = refreshed(tensors=tensors)
     cache, config, again = refreshed(tensors=tensors, precision="fp8")
     for result in (output, again):
-        assert 1e-2 < error(result, expected) < 5e-2  # of random values, whose mean is near zero
+        error = (result.double() - expected).norm() / expected.norm()
+        assert 1e-2 < error < 5e-2  # of random values, whose mean is near zero
     assert (mask_of(cache) == mask_of(exact)).double().mean() > 0.99
     close(sparse_step(cache, tensors, config=config), again)  # where nothing changed
 

@@ -14,6 +14,15 @@ from chipsparse.layers.tile_order import grids_order
 from chipsparse.layout import LayerKind, ModelLayout
 
 BOOLS = [True, False, False, False, False, False, False, False, True, True, False]  # 11 columns
+FORMS = {
+    "list": BOOLS,
+    "tuple": tuple(BOOLS),
+    "numpy": np.array(BOOLS),
+    "torch": torch.tensor(BOOLS),
+    "little": bitarray(BOOLS, endian="little"),
+    "big": bitarray(BOOLS, endian="big"),
+    "numpy bools": [np.bool_(kept) for kept in BOOLS],
+}
 CPU = torch.device("cpu")
 
 
@@ -22,19 +31,7 @@ def layout(*grids, text_tokens=0, text_first=False):
     return ModelLayout(kinds, 1, 8, 1, grids, text_tokens, text_first)
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        BOOLS,
-        tuple(BOOLS),
-        np.array(BOOLS),
-        torch.tensor(BOOLS),
-        bitarray(BOOLS, endian="little"),
-        bitarray(BOOLS, endian="big"),
-        [np.bool_(kept) for kept in BOOLS],
-    ],
-    ids=["list", "tuple", "numpy", "torch", "little", "big", "numpy bools"],
-)
+@pytest.mark.parametrize("columns", FORMS.values(), ids=FORMS)
 def test_every_form_means_the_same_columns(columns):
     bits, mask = static_bits(columns), torch.tensor(BOOLS)
     assert bits.tolist() == [int(kept) for kept in BOOLS] == mask.int().tolist()

@@ -18,7 +18,6 @@ from tests.variants import DEVICES
 torchao = pytest.importorskip("torchao.quantization")
 
 CHANNELS, NEURONS, ROWS = 16, 40, 8
-GATES = ["none", "first", "second", "apart"]
 
 
 def in_fp8(*shape, seed, dtype=torch.float32):
@@ -33,20 +32,13 @@ def in_fp8(*shape, seed, dtype=torch.float32):
 def weights_of(gate):
     normal = torch.randn(2 * NEURONS, generator=torch.Generator().manual_seed(9))
     rows = 2 * NEURONS if gate in ("first", "second") else NEURONS
-    apart = gate == "apart"
-    return Fp8MLPWeights(
-        in_fp8(rows, CHANNELS, seed=1),
-        normal[:rows],
-        in_fp8(CHANNELS, NEURONS, seed=2),
-        normal[:CHANNELS],
-        "gelu-tanh" if gate == "none" else "silu",
-        gate,
-        in_fp8(NEURONS, CHANNELS, seed=3) if apart else None,
-        normal[NEURONS:] if apart else None,
-    )
+    up, down = in_fp8(rows, CHANNELS, seed=1), in_fp8(CHANNELS, NEURONS, seed=2)
+    apart = (in_fp8(NEURONS, CHANNELS, seed=3), normal[NEURONS:]) if gate == "apart" else ()
+    name = "gelu-tanh" if gate == "none" else "silu"
+    return Fp8MLPWeights(up, normal[:rows], down, normal[:CHANNELS], name, gate, *apart)
 
 
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("gate", ["none", "first", "second", "apart"])
 def test_a_dense_step_and_what_sparse_steps_read_are_the_layer_of_these_numbers(gate):
     weights, cache, plain_cache = weights_of(gate), MLPCache(), MLPCache()
     parts = vars(weights)

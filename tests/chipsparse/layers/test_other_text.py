@@ -14,8 +14,7 @@ from chipsparse.layout import LayerKind, ModelLayout, Share
 from chipsparse.plan import SparsityPlan
 
 GRID, SIZE = 61, 8
-BLOCKS = LayerKind("block", layers=2, intermediate_size=16)
-LAYOUT = ModelLayout((BLOCKS,), 3, 8, 2, ((1, 1, GRID),), text_first=True)
+LAYOUT = ModelLayout((LayerKind("block", 2, 16),), 3, 8, 2, ((1, 1, GRID),), text_first=True)
 START = attrgetter("start")
 CONFIG = SparsityConfig(block_size=SIZE)
 SPLIT = Share(heads=3, first_row=0, rows=GRID, most_rows=GRID, tokens=40, grid_tokens=40)

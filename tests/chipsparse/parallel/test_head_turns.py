@@ -56,17 +56,11 @@ class SharedFiles:
 def files_for_memory():
     """As on GPUs that reach each other's memory, but all at once."""
     stream = mock.MagicMock()
+    replaced = dict.fromkeys(("synchronize", "empty_cache", "current_stream", "Stream"), stream)
     with (
         mock.patch.object(windows, "_symmetric_memory", SharedFiles),
         mock.patch.object(head_exchange, "gpus_reach", return_value=True),
-        mock.patch.multiple(
-            torch.cuda,
-            synchronize=stream,
-            empty_cache=stream,
-            current_stream=stream,
-            Stream=stream,
-            stream=lambda _: contextlib.nullcontext(),
-        ),
+        mock.patch.multiple(torch.cuda, **replaced, stream=lambda _: contextlib.nullcontext()),
     ):
         yield
 

@@ -36,14 +36,9 @@ def test_shares_and_regions(text_first):
     mask[..., text : text + 5] = True
     mask[..., first + 1] = False
     always = torch.rand(53, generator=generator) < 0.3
-    result = read_kept_columns(
-        pack_mask(mask),
-        sizes,
-        chipsparse.SparsityConfig(block_size=ROWS, tile=(1, 2, 3)),
-        static=always,
-        order=order,
-        where=("transformer", "cond", 7),
-    )
+    config = chipsparse.SparsityConfig(block_size=ROWS, tile=(1, 2, 3))
+    options = {"static": always, "order": order, "where": ("transformer", "cond", 7)}
+    result = read_kept_columns(pack_mask(mask), sizes, config, **options)
     assert (result.transformer, result.branch, result.layer) == ("transformer", "cond", 7)
     assert (result.columns, result.lists) == (53, 16)
     kept, rows = int(mask.sum()), mask.flatten(0, 2)
@@ -81,8 +76,7 @@ def test_columns_of_the_user_are_kept_at_every_refresh_and_named(tile, offload):
     ]
     for result, other in zip(results, plain.kept_columns(), strict=True):
         assert result.kept == other.kept == 12 / 60  # they count among the kept ones
-        assert result.static == pytest.approx(4 / 12)
-        assert other.static == 0
+        assert (result.static, other.static) == (pytest.approx(4 / 12), 0)
         assert result.everywhere >= 4 / 60
     order = kept._generation.order and kept._generation.order[0].numpy()
     expected = raster.ravel() if order is None else raster.ravel()[order]

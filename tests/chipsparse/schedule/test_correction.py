@@ -34,7 +34,6 @@ SHORT = {  # their last level is not that of clean latents
     "dpm": lambda: diffusers.DPMSolverMultistepScheduler(final_sigmas_type="sigma_min", **FLOW),
 }
 each_scheduler = pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
-each_euler = pytest.mark.parametrize("make", EULERS.values(), ids=EULERS)
 # Full steps, sparse ones and skipped ones.
 KINDS = {"F": "full", "S": "sparse", "K": "reused"}
 LISTS = ("FKKFFKKKFK", "FFKFKKKKFF", "FKKKKKKKKFF", "FFFFFKKKKK", "FKSKFKKSSFKS")
@@ -234,7 +233,7 @@ def test_nothing_is_corrected_over_a_change(change):
     assert (loop.told, plain.told) == ([3] if changed else [1, 3], [])
 
 
-@each_euler
+@pytest.mark.parametrize("make", EULERS.values(), ids=EULERS)
 def test_tokens_with_timesteps_of_their_own_go_as_all_where_they_are_free(make):
     """Those that are held are put back by the pipeline, and are not moved."""
     letters, held = "FKKFSKF", torch.tensor([False, True] * 3)

@@ -15,6 +15,7 @@ from tests.chipsparse.tuning.trajectories import trajectory
 
 STEPS = 20
 CALIBRATING, HELD_OUT = 2, 3
+FIVE = {"a": [9, 1], "b": [8, 6], "c": [7, 100], "d": [6, 100], "e": [5, 100]}
 
 prompt_trajectory = functools.cache(lambda prompt: trajectory(STEPS, seed=prompt))
 
@@ -52,15 +53,10 @@ class MadeUpLab:
 
 
 def searched(lab, budget=30, **target):
-    return Search(
-        lab,
-        SparsityConfig(),
-        STEPS,
-        TunedTarget(**target),
-        calibrating=range(CALIBRATING),
-        held_out=range(CALIBRATING, CALIBRATING + HELD_OUT),
-        budget=budget,
-    ).run()
+    prompts = {"calibrating": range(CALIBRATING)}
+    prompts |= {"held_out": range(CALIBRATING, CALIBRATING + HELD_OUT)}
+    base, target = SparsityConfig(), TunedTarget(**target)
+    return Search(lab, base, STEPS, target, **prompts, budget=budget).run()
 
 
 def full_count(tried):
@@ -162,12 +158,7 @@ def test_the_least_budget_comes_close_to_the_fewest_full_steps():
 @pytest.mark.parametrize(
     ("scores", "best", "calls"),
     [
-        # Half goes on, and the mean decides.
-        (
-            {"a": [9, 1], "b": [8, 6], "c": [7, 100], "d": [6, 100], "e": [5, 100]},
-            "c",
-            "a0 b0 c0 d0 e0 a1 b1 c1",
-        ),
+        (FIVE, "c", "a0 b0 c0 d0 e0 a1 b1 c1"),  # half goes on, and the mean decides
         ({"a": [1, 0, 0], "b": [2, 0, 0]}, "b", "a0 b0"),  # the last one is not generated again
         ({"a": [1, 1], "b": [1, 1], "c": [1, 1]}, "a", "a0 b0 c0 a1 b1"),  # of equals the first
     ],
