@@ -117,10 +117,7 @@ class Operation:
         leaves = pytree.tree_leaves(self.function(*self.args, **self.kwargs))
         for leaf, output in zip(leaves, self.outputs, strict=True):
             if output is not None:
-                assert leaf.shape == output.shape, (
-                    f"a launch of {self.function} gives {list(leaf.shape)}, the recorded call gave "
-                    f"{list(output.shape)}"
-                )
+                assert leaf.shape == output.shape, f"a launch of {self.function}"
                 output.copy_(leaf)
 
 
@@ -128,13 +125,11 @@ class Tape:
     """The operations of one call."""
 
     def __init__(self):
-        self._operations: list[Operation] = []
+        self._operations = []
         # Memory by the number of its storage: made by the call, and all other, with what that held
         # before the call wrote to it. They are kept, so that the numbers stay theirs.
-        self._own: dict[int, torch.UntypedStorage] = {}
-        self._outside: dict[int, torch.UntypedStorage] = {}
-        self._before: dict[int, torch.UntypedStorage] = {}
-        self._held: dict[int, int] = {}  # how often the tape itself holds outside memory
+        self._own, self._outside, self._before = {}, {}, {}
+        self._held = {}  # how often the tape itself holds outside memory
 
     @contextlib.contextmanager
     def recording(self):

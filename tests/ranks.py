@@ -1,28 +1,18 @@
 """Runs a function of the tests in several processes of one process group, on CPUs over gloo."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections import namedtuple
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
-COLLECTIVE_SECONDS = 60
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How one rank ended: its exit status, what the function returned, and what it wrote."""
-
-    status: int
-    result: Any
-    text: str
+# How one rank ended: its exit status, what the function returned, and what it wrote.
+Ended = namedtuple("Ended", ["status", "result", "text"])
+PATIENCE = timedelta(seconds=60)  # with a collective
 
 
 def run_ranks(ranks, function, *args, folder, seconds=240, check=True):
@@ -31,20 +21,12 @@ def run_ranks(ranks, function, *args, folder, seconds=240, check=True):
     The group meets in a file, so that no port is taken. With ``check`` a rank that fails raises.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    commands = [
-        [sys.executable, "-m", "tests.ranks", str(folder), str(rank), str(ranks), function]
-        for rank in range(ranks)
-    ]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    words = [sys.executable, "-m", "tests.ranks", str(folder)]
+    asked = [str(ranks), function, json.dumps(args)]
     processes = [
-        subprocess.Popen(
-            [*command, json.dumps(args)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            cwd=ROOT,
-        )
-        for command in commands
+        subprocess.Popen([*words, str(rank), *asked], env=environment, cwd=ROOT, **options)
+        for rank in range(ranks)
     ]
     ended = []
     try:
@@ -71,13 +53,8 @@ def main():
     # diffusers 0.42 divides by the number of accelerators.
     if torch.accelerator.device_count() == 0:
         torch.accelerator.device_count = lambda: 1
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=int(rank),
-        world_size=int(ranks),
-        timeout=timedelta(seconds=COLLECTIVE_SECONDS),
-    )
+    group = {"rank": int(rank), "world_size": int(ranks), "timeout": PATIENCE}
+    dist.init_process_group("gloo", f"file://{folder}/store", **group)
     module, name = function.split(":")
     result = getattr(importlib.import_module(module), name)(*json.loads(args))
     (Path(folder) / f"result-{rank}.json").write_text(json.dumps(result))

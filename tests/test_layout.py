@@ -112,11 +112,7 @@ def test_rooms_import_those_before_them():
         ("chipsparse.plan", "import chipsparse.pipelines.adapter", "chipsparse.pipelines"),
         ("chipsparse.plan", "def f():\n    from chipsparse import api", "chipsparse.api"),
         ("chipsparse.plan", "from chipsparse import enable", "chipsparse"),
-        (
-            "chipsparse.cache.store",
-            "if TYPE_CHECKING:\n    from chipsparse.layers.state import StepState",
-            "chipsparse.layers",
-        ),
+        ("chipsparse.cache.store", "if X:\n    import chipsparse.layers.mlp", "chipsparse.layers"),
         ("chipsparse.kernels.op", "from chipsparse.config import X", "chipsparse.config"),
         ("chipsparse.common.file", "import chipsparse.config", "chipsparse.config"),
         ("chipsparse.pipelines.adapter", "from ..api import enable", "chipsparse.api"),
@@ -134,11 +130,8 @@ def test_the_rule_finds_what_breaks_it(tmp_path, module, source, later):
 def test_the_rule_wants_links_and_lets_the_rest_pass(tmp_path):
     file = tmp_path / "module.py"
     file.write_text("import kernels.attention\nfrom pipelines import wan\n")
-    said = violations(file, "chipsparse.cli.media")
-    assert [sentence.rpartition(" ")[2] for sentence in said] == [
-        "chipsparse.kernels.attention",
-        "chipsparse.pipelines",
-    ]
+    said = [sentence.rpartition(" ")[2] for sentence in violations(file, "chipsparse.cli.media")]
+    assert said == ["chipsparse.kernels.attention", "chipsparse.pipelines"]
     file.write_text("import torch\nfrom chipsparse import enable\nimport chipsparse.plan\n")
     assert list(violations(file, "chipsparse.experiments.quality")) == []
 
@@ -147,7 +140,6 @@ def test_the_rule_wants_links_and_lets_the_rest_pass(tmp_path):
 def test_folders_are_linked_and_cannot_shadow_other_packages(folder):
     """A folder with `__init__.py` would hide PyPI's `kernels` from programs run in this folder."""
     link = PACKAGE / folder
-    assert link.is_symlink()
     assert link.readlink() == Path("..") / folder
     assert (ROOT / folder).is_dir()
     assert not (ROOT / folder / "__init__.py").exists()
@@ -169,11 +161,8 @@ def tracked_sizes():
     if listed.returncode:  # a repository that is another user's, say
         return None
     files = [ROOT / name for name in listed.stdout.split("\0") if name]
-    return {
-        str(file.relative_to(ROOT)): file.lstat().st_size
-        for file in files
-        if file.is_symlink() or file.exists()
-    }
+    there = [file for file in files if file.is_symlink() or file.exists()]
+    return {str(file.relative_to(ROOT)): file.lstat().st_size for file in there}
 
 
 def test_the_tree_is_small():

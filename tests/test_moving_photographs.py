@@ -122,9 +122,8 @@ def test_captions_say_words_of_layers():
 
 def test_latents_invert_and_keep_what_they_say(images):
     latents = LinearLatents()
-    blocks = torch.cat(
-        [model.blocks_of(draw(Scene.drawn(i, 3), images, (64, 64, 8))) for i in range(8)]
-    ).flatten(0, 2)
+    clips = [draw(Scene.drawn(i, 3), images, (64, 64, 8)) for i in range(8)]
+    blocks = torch.cat([model.blocks_of(clip) for clip in clips]).flatten(0, 2)
     kept = latents.fit(blocks)
     coded = (blocks - latents.mean) @ latents.basis
     assert coded.std(0) == pytest.approx(latents.deviation, rel=0.01)
@@ -266,9 +265,8 @@ def test_costs_are_those_of_a_large_model():
     assert evaluate.cost(calls, 0.2) == pytest.approx(0.274, abs=5e-4)
     assert evaluate.cost({"dense": 1, "refresh": 5, "sparse": 44}, 0.1) == pytest.approx(0.310)
     assert evaluate.cost({"dense": 12, "skip": 38}, 0.1) == 0.24
-    config = evaluate.BASE.override(
-        {"attention.density": 0.2, "attention.delta_rule": "difference"}
-    )
+    attention = {"attention.density": 0.2, "attention.delta_rule": "difference"}
+    config = evaluate.BASE.override(attention)
     assert evaluate.density(config, 12) == pytest.approx(0.2)
     config = config.override({"layers": ({"layers": "10-11", "attention": "dense"},)})
     assert evaluate.density(config, 12) == pytest.approx((9 * 0.2 + 2) / 11)

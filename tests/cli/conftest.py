@@ -180,9 +180,8 @@ def workdir(tmp_path, tmp_path_factory, monkeypatch):
 @pytest.fixture
 def loads_nothing(monkeypatch):
     """`chipsparse generate` must end before it loads a model."""
-    monkeypatch.setattr(
-        "chipsparse.cli.request.load_pipeline", lambda *_, **__: pytest.fail("loaded")
-    )
+    place = "chipsparse.cli.request.load_pipeline"
+    monkeypatch.setattr(place, lambda *_, **__: pytest.fail("loaded"))
 
 
 @pytest.fixture

@@ -88,9 +88,7 @@ def encoding(path, *_):
         ((media, "_write_gif"), signal.SIGINT, 130, "interrupted"),
     ],
 )
-def test_nothing_is_left_of_a_generation(
-    generate, workdir, monkeypatch, hangup_counts, place, number, code, word
-):
+def test_nothing_is_left(generate, workdir, monkeypatch, hangup_counts, place, number, code, word):
     older = dict.fromkeys(("o.gif", "r.json"), "older")
     for name, text in older.items():
         (workdir / name).write_text(text)

@@ -75,9 +75,7 @@ def test_frames_in_png_files(workdir):
 
 # What stands in place of ffmpeg, and what is said of it.
 ENCODERS = {
-    'cat > /dev/null; echo half > "$out"; echo "[out#0/mp4 @ 0x5] No space left" >&2; exit 228': (
-        "No space left"
-    ),
+    'cat > /dev/null; echo "[out#0/mp4 @ 0x5] No space left" >&2; exit 228': "No space left",
     'echo half > "$out"; exit 8': "ffmpeg ended with exit code 8",
     "kill -9 $$": "ffmpeg ended with exit code -9",
     "cat > /dev/null; exit 0": "No such file or directory",

@@ -11,7 +11,7 @@ import chipsparse
 from chipsparse.cache.memory_plan import BudgetError
 from chipsparse.pipelines.call import call_pipeline
 from chipsparse.session import Session
-from tests.cli.conftest import change_json, command, modular_flux, names
+from tests.cli.conftest import CALL, change_json, command, modular_flux, names
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.pipelines.modular_families import FAMILIES
 from tests.tiny_models import PROMPT
@@ -27,18 +27,10 @@ def test_generate_writes_what_the_patched_pipeline_makes(generate, modular_folde
     taken = [step["action"] for step in content["sparse"]["steps"]]
     assert taken == ["dense", "refresh", "sparse", "sparse"]
     pipe = modular_flux()
+    options = {"guidance_scale": 3.5, "output_type": "np", "output": "images"}  # the usual scale
     with chipsparse.enable(pipe, modular_folder / "chipsparse.yaml"):
-        (expected,) = pipe(
-            prompt=PROMPT,
-            height=32,
-            width=48,
-            num_inference_steps=4,
-            guidance_scale=3.5,  # the pipeline's own
-            max_sequence_length=16,
-            generator=torch.Generator().manual_seed(3),
-            output_type="np",
-            output="images",
-        )
+        generator = torch.Generator().manual_seed(3)
+        (expected,) = pipe(prompt=PROMPT, generator=generator, **CALL, **options)
     written = np.asarray(Image.open("out.png"))
     np.testing.assert_array_equal(written, np.rint(expected * 255).astype(np.uint8))
     assert names(workdir) == ["out-compare.png", "out-dense.png", "out.png"]

@@ -20,16 +20,10 @@ def progress(clock):
     return ProgressDisplay(Console(file=io.StringIO(), width=200), lambda: clock.now)
 
 
-@pytest.mark.parametrize(
-    ("elapsed", "left", "text"),
-    [
-        (9.96, 59.4, "10 s elapsed, about 59 s left"),
-        (63, 3599.9, "1 min 3 s elapsed, about 1 h 0 min left"),
-        (3700, 7.25, "1 h 1 min elapsed, about 7.2 s left"),
-    ],
-)
-def test_clock_text(elapsed, left, text):
-    assert clock_text(elapsed, left) == text
+def test_clock_text():
+    assert clock_text(9.96, 59.4) == "10 s elapsed, about 59 s left"
+    assert clock_text(63, 3599.9) == "1 min 3 s elapsed, about 1 h 0 min left"
+    assert clock_text(3700, 7.25) == "1 h 1 min elapsed, about 7.2 s left"
 
 
 def test_estimates_are_those_of_the_plan_in_force(progress, clock):

@@ -98,7 +98,6 @@ FLUX = described("FluxPipeline", {"patch_size": 1}, {"block_out_channels": [128,
 EIGHT = {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4}
 HUNYUAN = described("HunyuanVideoPipeline", {"patch_size": 2, "patch_size_t": 1}, EIGHT)
 LTX = {"spatio_temporal_scaling": [True] * 3 + [False]}
-AXES = {"spatial": 32, "temporal": 8}
 NOTHING = profiles.GenerationDefaults()
 
 
@@ -165,35 +164,28 @@ def test_sizes_that_do_not_fit_a_family():
     resolved(described("FluxPipeline", {"patch_size": 1, "in_channels": 16}, vae), width=48)
 
 
-@pytest.mark.parametrize(
-    ("measure", "config", "expected"),
-    [
-        ("vae_factors", {"scale_factor_spatial": 16, "scale_factor_temporal": 4}, (16, 4)),
-        ("vae_factors", {"temperal_downsample": [False, True, True]}, (8, 4)),
-        ("vae_factors", {f"{axis}_compression_ratio": n for axis, n in AXES.items()}, (32, 8)),
-        ("vae_factors", {**LTX, "patch_size": 4, "patch_size_t": 1}, (32, 8)),
-        ("vae_factors", {"block_out_channels": [1, 2, 3, 4]}, (8, 1)),
-        ("patch_sizes", {"patch_size": [1, 2, 2]}, (1, 2, 2)),
-        ("patch_sizes", {"patch_size": 2, "patch_size_t": 1}, (1, 2, 2)),
-    ],
-)
-def test_what_configs_say_of_sizes(measure, config, expected):
-    assert getattr(settings, measure)(config) == expected
+def test_what_configs_say_of_sizes():
+    factors, patches = settings.vae_factors, settings.patch_sizes
+    assert factors({"scale_factor_spatial": 16, "scale_factor_temporal": 4}) == (16, 4)
+    assert factors({"temperal_downsample": [False, True, True]}) == (8, 4)
+    ratios = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
+    assert factors(ratios) == (32, 8)
+    assert factors({**LTX, "patch_size": 4, "patch_size_t": 1}) == (32, 8)
+    assert factors({"block_out_channels": [1, 2, 3, 4]}) == (8, 1)
+    assert patches({"patch_size": [1, 2, 2]}) == (1, 2, 2)
+    assert patches({"patch_size": 2, "patch_size_t": 1}) == (1, 2, 2)
 
 
-@pytest.mark.parametrize(
-    ("shape", "asked", "expected"),
-    [
-        ((96, 64), (None, None), (256, 384)),  # as many pixels as usual, 3:2
-        ((96, 64), (128, None), (128, 192)),
-        ((96, 64), (None, 96), (64, 96)),
-        ((96, 64), (80, 80), (80, 80)),
-    ],
-)
-def test_the_size_has_the_shape_of_the_image(shape, asked, expected):
-    options = GenerationOptions(height=asked[0], width=asked[1])
-    size = settings.size_like(Image.new("RGB", shape), options, (320, 307), (16, 32))
-    assert size == expected
+def test_the_size_has_the_shape_of_the_image():
+    for height, width, expected in (
+        (None, None, (256, 384)),  # as many pixels as usual, 3:2
+        (128, None, (128, 192)),
+        (None, 96, (64, 96)),
+        (80, 80, (80, 80)),
+    ):
+        options = GenerationOptions(height=height, width=width)
+        image = Image.new("RGB", (96, 64))
+        assert settings.size_like(image, options, (320, 307), (16, 32)) == expected
 
 
 def on_cpu(folder):

@@ -25,14 +25,18 @@ class Case:
     has all actions.
     """
 
-    name: str  # also of its golden files
-    model: str  # a folder below ``assets``
+    name: str  # also of its golden files; it begins with that of the model
     prompt: str
     seed: int
     bounds: Bounds
     arguments: dict[str, Any] = field(default_factory=dict)  # changes of the generation settings
     sparsity: dict[str, Any] = field(default_factory=dict)  # changes of the sparsity config
     slow: bool = True
+
+    @property
+    def model(self):
+        """The folder below ``assets``."""
+        return f"tiny-{self.name.partition('-')[0]}"
 
 
 # Steps skipped between the refreshes of the published schedule, ever more of them.
@@ -41,6 +45,9 @@ SKIPS = listed("DDDDDDDRSSSSKSRSKSKSKSKRSKSKSKSKSKSRKKSKKKKKSKKDDD")
 SHORT = {"attention.delta_rule": "means", **listed("DRSSRSKS")}
 SHORT_STEPS = 8
 DIFFERENCE = {"attention.delta_rule": "difference", "attention.density": 0.2}
+LAYERS = {"attention.delta_rule": "means", "attention.density": 0.2, "mlp.density": "dense"}
+STEPS = {"full_steps": [0, 1, 2, 3, 5, 8, 12], "sparse_steps": [6, 10, 14]}
+FORECAST = {"forecast": 0.5, "forecast_after": 0.2}
 SMALL = {"height": 96, "width": 96, "num_frames": 17}
 
 CASES = {
@@ -48,7 +55,6 @@ CASES = {
     for case in (
         Case(
             "flux",
-            "tiny-flux",
             "a red circle to the left of a yellow square over a blue gradient",
             seed=0,
             arguments={"height": 192, "width": 192, "num_inference_steps": SHORT_STEPS},
@@ -59,7 +65,6 @@ CASES = {
         ),
         Case(
             "wan",
-            "tiny-wan",
             "a red circle moves left over a blue gradient",
             seed=1,
             arguments={**SMALL, "num_inference_steps": SHORT_STEPS},
@@ -68,7 +73,6 @@ CASES = {
         ),
         Case(
             "flux-skips",
-            "tiny-flux",
             "a yellow heart below a red triangle over gray stripes",
             seed=1,
             sparsity=SKIPS,
@@ -76,7 +80,6 @@ CASES = {
         ),
         Case(
             "flux-difference",
-            "tiny-flux",
             "a cyan star in the upper right and a red ring in the lower left over purple dots",
             seed=2,
             arguments={"num_inference_steps": 16},
@@ -85,7 +88,6 @@ CASES = {
         ),
         Case(
             "wan-skips",
-            "tiny-wan",
             "a green square moves down over a purple background",
             seed=1,
             arguments=SMALL,
@@ -94,7 +96,6 @@ CASES = {
         ),
         Case(
             "wan-difference",
-            "tiny-wan",
             "a yellow star moves right over a gray checkerboard",
             seed=2,
             arguments={"num_frames": 9, "num_inference_steps": 12},
@@ -103,27 +104,14 @@ CASES = {
         ),
         Case(
             "wan-listed",
-            "tiny-wan",
             "a cyan circle moves right over a plain gray background",
             seed=4,
             arguments={"num_frames": 9, "num_inference_steps": 16},
-            sparsity={
-                "attention.delta_rule": "means",
-                "attention.density": 0.2,
-                "mlp.density": "dense",
-                "schedule": {
-                    "full_steps": [0, 1, 2, 3, 5, 8, 12],
-                    "sparse_steps": [6, 10, 14],
-                    "forecast": 0.5,
-                    "forecast_after": 0.2,
-                    "first_dense_layers": 1,
-                },
-            },
+            sparsity={**LAYERS, "schedule": {**STEPS, **FORECAST, "first_dense_layers": 1}},
             bounds=Bounds(psnr=30, ssim=0.97, flicker=1.15, golden=42, golden_half=38),
         ),
         Case(
             "wan-full-size",
-            "tiny-wan",
             "a large yellow square bounces over purple stripes",
             seed=3,
             arguments={"num_inference_steps": SHORT_STEPS},

@@ -161,9 +161,7 @@ def rows_off_by_one(patch):
         if call.residual is None:
             return launch(call)
         tensors = {name: getattr(call, name) for name in ("query", *ROW_TENSORS)}
-        rolled = {
-            name: tensor.roll(-1, dims=2) for name, tensor in tensors.items() if tensor is not None
-        }
+        rolled = {k: rows.roll(-1, dims=2) for k, rows in tensors.items() if rows is not None}
         return launch(replace(call, **rolled)).roll(1, dims=2)
 
     wrap_backends(patch, column_sparse_attention, around)

@@ -8,7 +8,7 @@ only after a change that is meant to change results; look at the pictures before
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections import namedtuple
 
 import torch
 from PIL import Image
@@ -20,14 +20,8 @@ from tests.regression.runs import Runs
 
 FOLDER = ASSETS / "golden"
 FRAMES = 3  # of a clip
-
-
-@dataclass(frozen=True)
-class Golden:
-    """The golden results of one case, float32 ``[F, H, W, C]`` as `shown` gives them."""
-
-    dense: torch.Tensor
-    sparse: torch.Tensor
+# The golden results of one case, float32 ``[F, H, W, C]`` as `shown` gives them.
+Golden = namedtuple("Golden", ["dense", "sparse"])
 
 
 def shown(frames):
@@ -38,8 +32,7 @@ def shown(frames):
 
 
 def read(case):
-    dense, sparse = (_read(path, case) for path in paths(case))
-    return Golden(dense, sparse)
+    return Golden(*(_read(path, case) for path in paths(case)))
 
 
 def paths(case):

@@ -55,13 +55,9 @@ class Runs:
         """Makes the case anew, dense for None."""
         pipe, profile = self.model(case.model)
         arguments = {k: v for k, v in vars(profile.generation).items() if v is not None}
-        arguments |= {
-            **case.arguments,
-            "prompt": case.prompt,
-            "generator": torch.Generator().manual_seed(case.seed),
-            "output_type": "pt",
-            "return_dict": False,
-        }
+        arguments |= {**case.arguments, "prompt": case.prompt}
+        arguments |= {"output_type": "pt", "return_dict": False}
+        arguments["generator"] = torch.Generator().manual_seed(case.seed)
         if arguments.get("true_cfg_scale", 1) > 1:  # without a prompt, guidance would be left out
             arguments["negative_prompt"] = ""
         report = None

@@ -4,12 +4,15 @@ On the CPU a picture of a few tokens tests what these tests stand on, also with 
 (`tests.kernels.test_interpreted`).
 """
 
+import functools
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 
 import chipsparse
+from chipsparse.kernels import triton_support
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
@@ -18,11 +21,6 @@ from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
-from chipsparse.kernels.triton_support import (
-    hopper_unsupported_reason,
-    interpreting,
-    triton_installed,
-)
 from chipsparse.plan import Action
 from tests.pipelines.small_sparse import SPARSE
 from tests.pipelines.tiny_runs import STILL
@@ -73,22 +71,14 @@ def sparse_backends(report, part):
 @pytest.fixture(scope="module")
 def gpu_runs():
     """Models and dense results on the GPU, by dtype."""
-    made = {}
-
-    def of(dtype):
-        return made.setdefault(dtype, Runs(torch.device("cuda"), dtype))
-
-    return of
+    return functools.cache(lambda dtype: Runs(torch.device("cuda"), dtype))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
     ("backend", "dtype"),
-    [
-        ("reference", torch.float32),
-        *((backend, dtype) for backend in ("triton", "gluon") for dtype in HALF),
-    ],
+    [("reference", torch.float32), *itertools.product(("triton", "gluon"), HALF)],
 )
 def test_sparse_on_a_gpu(name, backend, dtype, gpu_runs, monkeypatch):
     # Convolutions of float32 would be rounded to 10 bits otherwise, and the frames are looked at.
@@ -112,16 +102,15 @@ def skip_unless_it_can_run(backend):
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("the kernels need compute capability 8.0")
     if backend == "gluon":
-        reason = hopper_unsupported_reason(torch.device("cuda"))
+        reason = triton_support.hopper_unsupported_reason(torch.device("cuda"))
         if reason is not None:
             pytest.skip(reason)
 
 
 def small_latents(config):
     """Latents of a model of random weights, whose heads have a size that the kernels take."""
-    model = tiny_wan_transformer(
-        num_layers=2, num_attention_heads=1, attention_head_dim=64, ffn_dim=64
-    )
+    heads = {"num_attention_heads": 1, "attention_head_dim": 64}
+    model = tiny_wan_transformer(num_layers=2, ffn_dim=64, **heads)
     for block in model.blocks:  # the layout that an adapter gives them on a GPU
         linear = block.ffn.net[2]
         linear.weight.data = linear.weight.data.t().contiguous().t()
@@ -134,7 +123,8 @@ def small_latents(config):
 
 @pytest.mark.parametrize("backend", ["triton", "reference"])
 def test_a_preferred_backend_computes_everything(backend, monkeypatch):
-    if backend == "triton" and not (triton_installed() and interpreting()):
+    interpreted = triton_support.triton_installed() and triton_support.interpreting()
+    if backend == "triton" and not interpreted:
         pytest.skip("needs Triton's interpreter")
     config = SPARSE.override({"schedule": {"full_steps": [1, 2], "sparse_steps": 1.0}})
     expected, _ = small_latents(config.override({"backend": "reference"}))

@@ -10,14 +10,12 @@ from tests.regression.cases import CASES
 from tests.regression.check import closeness, violations
 from tests.regression.faults import FAULTS, GROSS
 from tests.regression.golden import read
+from tests.variants import slow
 
 QUICK = faults.rows_off_by_one  # the mildest; the others are slow tests
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * case.slow) for name, case in CASES.items()],
-)
+@pytest.mark.parametrize("name", [slow(n) if case.slow else n for n, case in CASES.items()])
 def test_sparse_is_as_close_to_dense_and_to_the_golden_files_as_ever(name, runs):
     case = CASES[name]
     dense, sparse = runs.dense(case), runs.sparse(case)
@@ -26,23 +24,14 @@ def test_sparse_is_as_close_to_dense_and_to_the_golden_files_as_ever(name, runs)
     assert violations(case, closeness(dense.frames, sparse.frames, read(case))) == []
 
 
-PARAMETERS = [
-    *(("flux", fault) for fault in FAULTS),
-    *(("wan", fault) for fault in FAULTS if fault in GROSS),
-]
-
-
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        pytest.param(
-            name,
-            fault,
-            marks=[] if name == "flux" and fault is QUICK else [pytest.mark.slow],
-            id=f"{name}-{fault.__name__}",
-        )
-        for name, fault in PARAMETERS
+        ("flux", QUICK),
+        *(slow("flux", fault) for fault in FAULTS if fault is not QUICK),
+        *(slow("wan", fault) for fault in FAULTS if fault in GROSS),
     ],
+    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_fault_is_seen(name, fault, runs, monkeypatch):
     case = CASES[name]

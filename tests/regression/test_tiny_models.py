@@ -29,9 +29,8 @@ def test_the_folder_is_complete_small_and_stock(folder, pipeline_class):
     models = [each for each in pipe.components.values() if isinstance(each, torch.nn.Module)]
     assert {model.dtype for model in models} == {torch.float32}
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 40e6
-    assert {"model_index.json", "README.md", "chipsparse.yaml"} <= {
-        path.name for path in folder.iterdir()
-    }
+    names = {path.name for path in folder.iterdir()}
+    assert {"model_index.json", "README.md", "chipsparse.yaml"} <= names
 
 
 def test_tiny_flux_knows_the_words_of_its_prompts_and_is_not_distilled():
@@ -45,20 +44,13 @@ def test_tiny_flux_knows_the_words_of_its_prompts_and_is_not_distilled():
         assert max(map(len, ids)) <= 64
 
 
+OF_FLUX = {"dense": 15, "skip": 35}
+OF_WAN = {"dense": 1, "refresh": 8, "sparse": 17, "skip": 24}
 # Case, the frame and colour of two places, how far the second is below the first one at least, what
 # the profile's own schedule does, and how close that comes to dense in dB.
 SHOWN = [
-    # A yellow heart below a red triangle.
-    ("flux-skips", (0, RED), (0, YELLOW), 40, {"dense": 15, "skip": 35}, 45),
-    # A green square moves down.
-    (
-        "wan-skips",
-        (0, GREEN),
-        (-1, GREEN),
-        15,
-        {"dense": 1, "refresh": 8, "sparse": 17, "skip": 24},
-        40,
-    ),
+    ("flux-skips", (0, RED), (0, YELLOW), 40, OF_FLUX, 45),  # a yellow heart below a red triangle
+    ("wan-skips", (0, GREEN), (-1, GREEN), 15, OF_WAN, 40),  # a green square moves down
 ]
 
 

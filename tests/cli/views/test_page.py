@@ -27,6 +27,7 @@ from tests.cli.html_reader import PageReader
 
 HOSTILE = "<script>alert(\"1\")</script> & 'x' </h1><img src=http://example.org/a.png>"
 ACTIONS = ("dense", "refresh", "sparse", "skip")
+LATER = (2e9, 2e9 + frames.SAME_RUN_SECONDS)
 pytestmark = pytest.mark.usefixtures("workdir")  # an empty folder for each test
 
 
@@ -34,16 +35,10 @@ def call(step, branch, action, **more):
     own = {"action": action, "kept": 0.25 if action == "sparse" else 1}
     layers = [{"layer": n, "part": p, **own} for n in range(3) for p in ("attention", "mlp")]
     return {
-        "generation": 1,
-        "step": step,
-        "steps_total": len(ACTIONS),
-        "branch": branch,
-        "action": action,
-        "finished": True,
+        **{"generation": 1, "step": step, "steps_total": len(ACTIONS), "branch": branch},
+        **{"action": action, "finished": True, "cache_bytes": 3 << 20, "host_bytes": 1 << 20},
         "seconds": None if action == "skip" else 0.5 + step,
         "bytes_to_device": 1 << 20 if action == "sparse" else 0,
-        "cache_bytes": 3 << 20,
-        "host_bytes": 1 << 20,
         "layers": [] if action == "skip" else layers,
         **more,
     }
@@ -55,18 +50,14 @@ def run(seconds, actions):
     return {"steps": steps, "denoising_seconds": seconds, "total_seconds": seconds + 1, **shape}
 
 
+BROKEN_OFF = [call(0, "a", "dense"), call(1, "a", "refresh", finished=False)]
 CONTENT = {
     "kind": "generation",
     "request": {
-        "mode": "compare",
-        "prompt": "a red circle",
-        "model": "/home/alice/models/my-wan",
-        "seed": 7,
+        **{"mode": "compare", "prompt": "a red circle", "seed": 7, "device": "cpu"},
         "settings": {"width": 48, "height": 32, "num_frames": 5, "num_inference_steps": 4},
-        "profile": "/home/alice/fast.yaml",
-        "quality": "fast",
-        "device": "cpu",
-        "dtype": "float32",
+        **{"dtype": "float32", "quality": "fast", "profile": "/home/alice/fast.yaml"},
+        "model": "/home/alice/models/my-wan",
         "loras": [{"file": "/home/alice/style.safetensors", "scale": 0.5}],
         "warnings": ["the prompt is short"],
         "command": ["chipsparse", "generate", "--model", "/home/alice/m", "--", "a/b"],
@@ -76,18 +67,15 @@ CONTENT = {
     "dense": run(8.0, ["dense"] * 4),
     "comparison": {"speedup": 2.0, "psnr_db": 31.25, "ssim": 0.95},
     "report": {
-        "kind": "report",
+        **{"kind": "report", "dtype": "float32", "cache_bytes": 3 << 20, "host_bytes": 1 << 20},
         "versions": {"chipsparse": "0.1", "triton": None},
         "device": {"type": "cpu", "name": "a CPU"},
-        "dtype": "float32",
         "transformers": {"transformer": {"schedule": "2 of 4 steps in full"}},
         "steps": [call(n, b, a) for n, a in enumerate(ACTIONS) for b in ("cond", "uncond")],
         "fallbacks": ["no cache in /home/alice/x: see /var/log/log.txt"],
         "notes": ["8/16 stay"],
         "backends": {"column_sums": "reference"},
         "passed_over": {"column_sums": {"triton": "no GPU"}},
-        "cache_bytes": 3 << 20,
-        "host_bytes": 1 << 20,
     },
 }
 
@@ -178,19 +166,13 @@ def test_what_is_missing_is_said_with_the_way_to_get_it():
     assert left.count("Nothing was sparse, or the generation broke off") == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
+def test_alerts():
+    for changes, text in (
         ({"report__error": "OSError: x"}, "failed after 4 of 4 steps: OSError: x"),
-        (
-            {"report__steps": [call(0, "a", "dense"), call(1, "a", "refresh", finished=False)]},
-            "not finished: 1 of 4 steps were",
-        ),
+        ({"report__steps": BROKEN_OFF}, "not finished: 1 of 4 steps were"),
         ({"report__nothing_sparse": "nothing is sparse here"}, "Warning: nothing is sparse here"),
-    ],
-)
-def test_alerts(changes, text):
-    assert text in shown(content(**changes)).sections["a red circle"]
+    ):
+        assert text in shown(content(**changes)).sections["a red circle"]
 
 
 def test_steps_of_sections_follow_each_other_in_a_report_from_python():
@@ -238,10 +220,7 @@ def test_long_and_large_clips_are_shown_in_small():
     ("spoil", "sentence"),
     [
         (lambda: Path("o.gif").unlink(), "o.gif, which r0.json names, is not there"),
-        (
-            lambda: os.utime("o.gif", (2e9, 2e9 + frames.SAME_RUN_SECONDS)),
-            "o.gif was written after",
-        ),
+        (lambda: os.utime("o.gif", LATER), "o.gif was written after"),
     ],
 )
 def test_frames_that_are_not_those_of_the_file_are_left_out(spoil, sentence):
@@ -292,9 +271,8 @@ def test_the_summary_of_a_generation(capsys):
     lines = [" ".join(line.split()) for line in printed.splitlines()]
     assert "gain 2.00 times as fast as dense (8.00 s), PSNR 31.25 dB, SSIM 0.9500" in lines
     assert "time 4.00 s for 4 steps, 5.00 s with text and decoding" in lines
-    assert "steps DRSk" in lines
-    assert "sparse 1 1.00 s 100% 100%" in lines
-    assert "fallback one layer is dense" in lines
+    expected = {"steps DRSk", "sparse 1 1.00 s 100% 100%", "fallback one layer is dense"}
+    assert expected <= set(lines)
     assert "Sample frames" not in printed
     print_result(result, as_json=True)
     printed = json.loads(capsys.readouterr().out)
