@@ -57,11 +57,6 @@ class PageReader(HTMLParser):
         wanted = attributes.items()
         return [own for name, own in self.elements if name == tag and wanted <= own.items()]
 
-    @property
-    def text(self):
-        """All texts."""
-        return "\n".join([*self.headings, *self.texts])
-
     def external(self):
         """Whatever a browser would fetch, run or send."""
         result = [tag for tag, _ in self.elements if tag in ("script", "link", "iframe", "object")]

@@ -210,15 +210,11 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     compare = ["compare", "dense", "small.yaml", *small, "--prompts", "prompts.txt", "--num", "2"]
     alone = command(*compare, "-o", "alone.png").fine()
     few = ("--prompts", "prompts.txt", "--calibration-prompts", "1", "--held-out-prompts", "2")
-    ended = run_ranks(
-        2,
-        "tests.cli.test_ranks:commands",
-        str(workdir),
-        ["generate", "a circle", *given, "-o", "no.png", "--seed", "RANK"],
-        [*compare, "-o", "shared.png"],
-        ["tune", *given, *few, *TARGET, "--budget", "12"],
-        folder=tmp_path_factory.mktemp("ranks"),
-    )
+    generate = ["generate", "a circle", *given, "-o", "no.png", "--seed", "RANK"]
+    tune = ["tune", *given, *few, *TARGET, "--budget", "12"]
+    asked = (generate, [*compare, "-o", "shared.png"], tune)
+    function, folder = "tests.cli.test_ranks:commands", tmp_path_factory.mktemp("ranks")
+    ended = run_ranks(2, function, str(workdir), *asked, folder=folder)
     first, other = (rank.result for rank in ended)
     for ran in (first.pop(0), other.pop(0)):
         assert (ran["exit_code"], ran["made"]) == (2, [])

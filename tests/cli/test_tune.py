@@ -122,9 +122,8 @@ def test_the_results_file_keeps_what_was_tried_and_chosen(measured):
     full = [n for n, action in enumerate(chosen["actions"]) if action in ("dense", "refresh")]
     assert full == content["sparsity"]["schedule"]["full_steps"]
     first, *lines = stderr.splitlines()
-    assert first == (
-        "the search takes at most the time of 30 dense generations (--budget), 3 of them dense"
-    )
+    most = "the search takes at most the time of 30 dense generations (--budget)"
+    assert first == f"{most}, 3 of them dense"
     step = next(place for place, line in enumerate(lines) if ": step " in line)
     assert re.match(r"prompt 1 of 3, dense: step .* s elapsed, about .* left$", lines[step])
     budget = r"a dense generation takes .*: the search ends within 30 times that"
@@ -168,10 +167,8 @@ def test_generate_and_compare_warn_outside_the_range(measured, model_folder, wor
     given = ("--model", "deeper", "--config", measured[0] / "p.yaml", "--dtype", "bfloat16")
     result = command("generate", PROMPT, "-o", "o.png", *given, "--flow-shift", "6").fine()
     (warning,) = [line for line in result.stderr.splitlines() if "warning:" in line]
-    assert (
-        "(another model than tiny; a flow shift of 6.0, not the scheduler's own; bfloat16, not "
-        "float32): its quality and speed were not measured here"
-    ) in warning
+    changes = "another model than tiny; a flow shift of 6.0, not the scheduler's own; bfloat16"
+    assert f"({changes}, not float32): its quality and speed were not measured here" in warning
     profile = str(measured[0] / "p.yaml")
     note = f"{profile} was tuned for other generations than this one (5 steps, not 6): its quality"
     given = ("--model", str(model_folder), "--count", "2", "--steps", "5", "--json")

@@ -53,9 +53,7 @@ def address(model_folder, tmp_path_factory):
         address = until(lambda: re.search(r"http://\S+", log.read_text()), log.read_text)[0]
         yield address
         port = address.rpartition(":")[2]
-        other = subprocess.run(
-            [*words, port], capture_output=True, text=True, check=False, env=environment
-        )
+        other = subprocess.run([*words, port], capture_output=True, text=True, env=environment)
         assert other.returncode == 2
         assert other.stderr.startswith(f"chipsparse: error: --port {port} could not be opened: ")
         process.send_signal(signal.SIGINT)
@@ -158,10 +156,8 @@ class Driven:
 
     def pixels(self, selector="#beside img", kind="natural"):
         """Returns width, height and address of pictures."""
-        code = (
-            "return [...document.querySelectorAll('{}')].map(e => [e.{}Width, e.{}Height, e.src])"
-        )
-        return self.run(code.format(selector, kind, kind))
+        shapes = f"e => [e.{kind}Width, e.{kind}Height, e.src]"
+        return self.run(f"return [...document.querySelectorAll('{selector}')].map({shapes})")
 
 
 def test_a_video_from_the_prompt_to_the_saved_profile(page, address, model_folder):
