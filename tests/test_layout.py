@@ -13,8 +13,8 @@ PACKAGE = ROOT / "chipsparse"
 FOLDERS = ("kernels", "pipelines", "experiments", "cli")
 MOST_MEBIBYTES = 60  # of all files together: the tree is cloned and copied often
 # Ceilings: a commit may lower them, none may raise them.
-MOST_SOURCE_LINES = 41_715
-MOST_TEST_SHARE = 0.666
+MOST_SOURCE_LINES = 40_961
+MOST_TEST_SHARE = 0.65
 SOURCE_FOLDERS = ("chipsparse", "kernels", "pipelines", "cli", "benchmarks", "experiments")
 
 # Each room may import itself and those before it, at once, in a function or for types alone.

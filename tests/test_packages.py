@@ -21,7 +21,7 @@ FOR_USERS = sorted(EXTRAS.keys() - {*FOR_TESTS, "dev"})
 # Modules that are not called as the package that has them.
 NAMES = {"markdown_it_py": "markdown_it", "pillow": "PIL", "pyyaml": "yaml"}
 PLUGINS = {"pytest_xdist"}  # which nobody imports
-BY_NAME = ("importlib.import_module", "importlib.util.find_spec")
+BY_NAME = ("importlib.import_module", "importlib.util.find_spec", "check_installed")
 
 
 def modules(requirements):
@@ -42,7 +42,7 @@ def imported(path):
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             found.add(node.module)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
-            texts = (value.value for value in node.args if isinstance(value, ast.Constant))
+            texts = (value.value for value in node.args[:1] if isinstance(value, ast.Constant))
             found |= {text for text in texts if isinstance(text, str)}
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES":
             found |= set(ast.literal_eval(node.value))

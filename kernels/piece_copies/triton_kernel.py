@@ -141,7 +141,6 @@ def _table(
     aligned = 16 // itemsize
     while any(number % aligned for number in numbers):
         aligned //= 2
-    table = torch.tensor(entries, dtype=torch.int64)
-    if device.type == "cuda":  # without waiting for the stream, which may wait for other GPUs
-        table = table.pin_memory().to(device, non_blocking=True)
-    return table, aligned
+    # Sent without waiting for the stream, which may wait for other GPUs.
+    table = torch.tensor(entries, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+    return table.to(device=device, non_blocking=True), aligned
