@@ -184,22 +184,17 @@ def test_a_process_ends_although_its_gpu_waits_for_one_that_failed(tmp_path):
 def test_memory_is_shared_where_all_gpus_reach_each_other(
     numbers, on_host, reaches, room, expected, monkeypatch
 ):
-    said = []
-
-    def least(able):
-        said.append(able)
-        return (able,)
-
     def buffers(*_, **__):
         if not room:
             raise RuntimeError("forbidden")
 
+    least = mock.Mock(side_effect=lambda able: (able,))
     peers = SimpleNamespace(gather=lambda _: numbers, least=least, on_this_host=on_host)
     monkeypatch.setattr(windows, "_number", lambda _: 0)
     monkeypatch.setattr(windows, "_reaches", lambda own, other: reaches)
     monkeypatch.setattr(windows, "Windows", buffers)
     assert windows.gpus_reach(None, peers, torch.device("cuda")) is expected
-    assert said[-1] == expected
+    least.assert_called_with(expected)
 
 
 def test_memory_of_a_cpu_and_of_gpus_that_must_not_be_reached_is_not_shared(monkeypatch):
