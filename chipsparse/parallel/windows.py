@@ -41,13 +41,12 @@ class Windows:
             error = failure
         if not peers.least(int(error is None))[0]:
             raise error or RuntimeError(f"another process has no {nbytes:,} bytes to exchange in")
-        before = os.environ.get(NO_MULTICAST)
+        before = os.environ.get(NO_MULTICAST, "0")
         os.environ[NO_MULTICAST] = "1"
         try:
             self._handle = memory.rendezvous(self._own, group.group_name)
         finally:
-            if before is None:
-                del os.environ[NO_MULTICAST]
+            os.environ[NO_MULTICAST] = before
 
     def of(self, rank: int, numbers: int, dtype: torch.dtype) -> torch.Tensor:
         """The first numbers of a rank's buffer ``[n]``; where it is out of reach, of this one's."""
