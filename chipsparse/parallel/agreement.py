@@ -42,7 +42,7 @@ class BranchColumns:
 
     @property
     def given(self) -> bool:
-        """Whether the first process sends this one the columns of every layer."""
+        """True where the first process sends this one the columns of every layer."""
         return self._shared and self._peers.rank > 0
 
     def take(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

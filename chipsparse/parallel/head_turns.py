@@ -159,8 +159,8 @@ def _new_route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> 
 
     def inward(part: int, which: slice) -> Swap:
         # Query rows are for the processes of this run, keys and values for all.
-        alone = which.stop == 1
-        places = tokens if which.start > 0 else in_run
+        with_query = which.start == 0
+        places = in_run if with_query else tokens
         return Swap(
             HEADS,
             {
@@ -169,7 +169,7 @@ def _new_route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> 
                     taken=_cut(states[me], which, places[rank], within[me][part]),
                     there=_cut(states[rank], which, places[me], within[rank][part]),
                 )
-                for rank in (same_run if alone else ranks)
+                for rank in (same_run if with_query else ranks)
             },
         )
 

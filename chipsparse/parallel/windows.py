@@ -65,7 +65,7 @@ class Windows:
 
 
 def gpus_reach(group: Any, peers: Peers, device: torch.device) -> bool:
-    """Whether the GPUs of all processes of a group write to each other's memory; they agree."""
+    """Return True where all GPUs of a group write to each other's memory; processes agree."""
     own = _number(device)
     numbers = peers.gather(own)
     # Processes of other hosts, or of one GPU each that all call 0, have equal numbers.
