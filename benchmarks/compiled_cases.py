@@ -291,7 +291,6 @@ def up(
         gate_weight=weight if gated else None,
         gate_bias=bias if gated else None,
         cache_scale=_tensor(1, rows, 1, dtype=FP32) if fp8 else None,
-        counts=None if even else lists[:, :, 0],
         backend=backend,
     )
 
@@ -302,7 +301,6 @@ def down(backend: str, *, addend: bool = True, even: bool = True, dtype: Any = B
         empty_token_contiguous(hidden, 1, hidden.shape[1], lists.shape[2]),
         *(weight.t(), lists, hidden),
         addend=hidden if addend else None,
-        counts=None if even else lists[:, :, 0],
         backend=backend,
     )
 

@@ -42,19 +42,16 @@ def lists_at_once(list_bytes: int) -> int:
 
 
 @gluon.jit
-def locate(item, tiles, sizes, counts_ptr, HAS_COUNTS: gl.constexpr):
-    """Batch, block and tile of a work item, and the length of its list."""
-    list_count, at_once, blocks, capacity = sizes
+def locate(item, tiles, sizes):
+    """Batch, block and tile of a work item."""
+    list_count, at_once, blocks, _ = sizes
     # All tiles of a few lists before the next lists. Of those, one tile over all lists before the
     # next tile: neighbouring blocks list much the same neurons, and share their weight rows.
     chunk = item // (at_once * tiles)
     in_chunk = gl.minimum(list_count - chunk * at_once, at_once)
     item -= chunk * at_once * tiles
     number = chunk * at_once + item % in_chunk
-    count = capacity
-    if HAS_COUNTS:
-        count = gl.load(counts_ptr + number)
-    return number // blocks, number % blocks, item // in_chunk, count
+    return number // blocks, number % blocks, item // in_chunk
 
 
 @gluon.jit

@@ -142,5 +142,6 @@ def _table(
     while any(number % aligned for number in numbers):
         aligned //= 2
     # Sent without waiting for the stream, which may wait for other GPUs.
-    table = torch.tensor(entries, dtype=torch.int64, pin_memory=torch.cuda.is_available())
+    pin = torch.cuda.is_available()
+    table = torch.tensor(entries, dtype=torch.int64, device="cpu", pin_memory=pin)
     return table.to(device=device, non_blocking=True), aligned

@@ -35,8 +35,6 @@ class SparseMLPDown(Call[torch.Tensor]):
         output_cache: ``[B, N, C]`` floating point.
         addend: ``[B, N, C]`` floating point to add to what is returned, or None: the other half of
             a fused projection, computed densely.
-        counts: int32 ``[B, G]``, how many entries of each list count; None for all. Entries of
-            delta past the count are ignored.
         block_size: token rows per block; the last of the G = ceil(N / block_size) may be ragged.
 
     Returns:
@@ -50,12 +48,11 @@ class SparseMLPDown(Call[torch.Tensor]):
     output_cache: torch.Tensor
     _: KW_ONLY
     addend: torch.Tensor | None = None
-    counts: torch.Tensor | None = None
     block_size: int = 128
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes or dtypes do not fit."""
-        delta, weight, counts = self.delta, self.weight, self.counts
+        delta, weight = self.delta, self.weight
         check_floating(delta=delta, output_cache=self.output_cache)
         check_block_size(block_size=self.block_size)
         if delta.dim() != 3:
@@ -72,8 +69,6 @@ class SparseMLPDown(Call[torch.Tensor]):
         if self.addend is not None:
             check_floating(addend=self.addend)
             check_shape("addend", self.addend, output_shape)
-        if counts is not None:
-            check_shape("counts", counts, (batch, blocks), torch.int32)
 
 
 def _not_for_kernels(delta: torch.Tensor, weight: torch.Tensor, block_size: int) -> str | None:

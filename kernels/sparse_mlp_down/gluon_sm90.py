@@ -37,17 +37,17 @@ from chipsparse.kernels.gluon_compat import (
 )
 from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
-from chipsparse.kernels.token_layout import empty_token_contiguous, padded_rows, with_padding
+from chipsparse.kernels.token_layout import padded_rows, with_padding
 
 
 @gluon.jit
 def _produce(
     delta_desc, pointers, smem, sizes,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
-    HAS_COUNTS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
+    EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
 ):  # fmt: skip
     """Loads the changes and gathers the weight rows of every item."""
-    w_ptr, indices_ptr, counts_ptr = pointers
+    w_ptr, indices_ptr = pointers
     d_smem, w_smem, full, empty = smem
     items, tiles, list_sizes, channels8, stride_w8 = sizes
     _, _, blocks, capacity = list_sizes
@@ -57,14 +57,13 @@ def _produce(
     channel = gl.arange(0, TILE, gl.SliceLayout(0, layout))
     filled = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, block, tile, count = locate(item, tiles, list_sizes, counts_ptr, HAS_COUNTS)
+        batch, block, tile = locate(item, tiles, list_sizes)
         list_ptr = indices_ptr + (batch * blocks + block).to(gl.int64) * capacity
         weights = w_ptr + tile * TILE
         inside = (tile * TILE + channel < channels8 * 8)[None, :]
-        # The stage that the count leaves partly filled comes first: it alone needs a mask. Its
-        # other rows are zeros, so what the changes hold there must only be finite.
-        steps = (count + DEPTH - 1) // DEPTH
-        first = count - (steps - 1) * DEPTH
+        # A partly filled stage comes first: it alone needs a mask. Its other rows are zeros.
+        steps = (capacity + DEPTH - 1) // DEPTH
+        first = capacity - (steps - 1) * DEPTH
         neurons = gl.load(list_ptr + entry, mask=entry < first, other=0)
         position = 0
         for i in range(steps):
@@ -124,54 +123,50 @@ def _finish(x, old, first, addend, out, row, ends, HAS_ADDEND: gl.constexpr, LAY
 
 
 @gluon.jit
+def _multiply(smem, stage, sums, use_acc, DEPTH: gl.constexpr, WG: gl.constexpr):
+    """Begins to add the products of a stage's changes of 64 tokens and weight rows."""
+    changes = smem[0].index(2 * stage + WG).reshape([DEPTH, 64]).permute((1, 0))
+    return warpgroup_mma(changes, smem[1].index(stage), sums, use_acc=use_acc, is_async=True)
+
+
+@gluon.jit
 def _consume(
-    pointers, smem, sizes, counts_ptr,
-    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_COUNTS: gl.constexpr,
-    HAS_ADDEND: gl.constexpr, WG: gl.constexpr,
+    pointers, smem, sizes,
+    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_ADDEND: gl.constexpr,
+    WG: gl.constexpr,
 ):  # fmt: skip
     """Sums of 64 tokens and a tile of channels over the block's neurons."""
     cache_ptr, addend_ptr, out_ptr = pointers
-    d_smem, w_smem, full, empty = smem
+    full, empty = smem[2], smem[3]
     items, tiles, list_sizes, rows, channels8, stride_cb, stride_cn8, stride_ab, stride_an8 = sizes
+    _, _, _, capacity = list_sizes
     ends = (rows, channels8 * 8, stride_cn8, stride_an8)
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     # Eight neighbouring channels of a token per thread, 64 of four tokens per warp.
     lines: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     used = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, block, tile, count = locate(item, tiles, list_sizes, counts_ptr, HAS_COUNTS)
+        batch, block, tile = locate(item, tiles, list_sizes)
         first = tile * TILE
         cache = cache_ptr + batch.to(gl.int64) * stride_cb
         addend = addend_ptr + batch.to(gl.int64) * stride_ab
         out = out_ptr + batch.to(gl.int64) * rows * (channels8 * 8)
         row = block * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, lines))
         sums = gl.full([64, TILE], 0.0, gl.float32, layout)
-        if count > 0:
+        stage = used % STAGES
+        mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+        token = _multiply(smem, stage, sums, False, DEPTH, WG)
+        used += 1
+        for _ in range(DEPTH, capacity, DEPTH):
+            before = stage
             stage = used % STAGES
             mbarrier.wait(full.index(stage), (used // STAGES) & 1)
-            token = warpgroup_mma(
-                d_smem.index(2 * stage + WG).reshape([DEPTH, 64]).permute((1, 0)),
-                w_smem.index(stage),
-                sums,
-                use_acc=False,
-                is_async=True,
-            )
+            token = _multiply(smem, stage, token, True, DEPTH, WG)
+            token = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[token]))
+            mbarrier.arrive(empty.index(before), count=1)
             used += 1
-            for _ in range(DEPTH, count, DEPTH):
-                before = stage
-                stage = used % STAGES
-                mbarrier.wait(full.index(stage), (used // STAGES) & 1)
-                token = warpgroup_mma(
-                    d_smem.index(2 * stage + WG).reshape([DEPTH, 64]).permute((1, 0)),
-                    w_smem.index(stage),
-                    token,
-                    is_async=True,
-                )
-                token = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[token]))
-                mbarrier.arrive(empty.index(before), count=1)
-                used += 1
-            sums = warpgroup_mma_wait(0, deps=[token])
-            mbarrier.arrive(empty.index(stage), count=1)
+        sums = warpgroup_mma_wait(0, deps=[token])
+        mbarrier.arrive(empty.index(stage), count=1)
         old = _old(first, cache, row, ends, lines)
         after = _old(first + 64, cache, row, ends, lines)
         left, right = halves(sums)
@@ -187,13 +182,13 @@ def _consume(
 
 @gluon.jit
 def _sparse_mlp_down_kernel(
-    delta_desc, w_ptr, indices_ptr, counts_ptr, cache_ptr, addend_ptr, out_ptr,
+    delta_desc, w_ptr, indices_ptr, cache_ptr, addend_ptr, out_ptr,
     items, tiles, list_count, at_once, blocks, rows, channels8, capacity, stride_w8,
     stride_cb, stride_cn8, stride_ab, stride_an8,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-    HAS_COUNTS: gl.constexpr, HAS_ADDEND: gl.constexpr, EVEN_CHANNELS: gl.constexpr,
-    WIDE_ROWS: gl.constexpr, num_warps: gl.constexpr,
+    HAS_ADDEND: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     smem = stages(
         delta_desc, [2 * STAGES, 1, DEPTH, 64], [STAGES, DEPTH, TILE], w_ptr.dtype.element_ty,
@@ -204,18 +199,16 @@ def _sparse_mlp_down_kernel(
     sizes = (
         items, tiles, list_sizes, rows, channels8, stride_cb, stride_cn8, stride_ab, stride_an8,
     )  # fmt: skip
-    inputs = (w_ptr, indices_ptr, counts_ptr)
+    inputs = (w_ptr, indices_ptr)
     input_sizes = (items, tiles, list_sizes, channels8, stride_w8)
     # Constants survive only inside these literals, so each partition spells them out.
     # fmt: off
     gl.warp_specialize(
         [
-            (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_ADDEND, 0)),
-            (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_ADDEND, 1)),
+            (_consume, (results, smem, sizes, TILE, DEPTH, STAGES, HAS_ADDEND, 0)),
+            (_consume, (results, smem, sizes, TILE, DEPTH, STAGES, HAS_ADDEND, 1)),
             (_produce, (delta_desc, inputs, smem, input_sizes, TILE, DEPTH, STAGES,
-                        PRODUCER_WARPS, HAS_COUNTS, EVEN_CHANNELS, WIDE_ROWS)),
+                        PRODUCER_WARPS, EVEN_CHANNELS, WIDE_ROWS)),
         ],
         [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )
@@ -225,7 +218,7 @@ def _sparse_mlp_down_kernel(
 def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     """Run a checked `SparseMLPDown`."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
-    output_cache, addend, counts = call.output_cache, call.addend, call.counts
+    output_cache, addend = call.output_cache, call.addend
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     blocks = neuron_indices.shape[1]
@@ -235,18 +228,9 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     if capacity == 0:
         total = output_cache.float() if addend is None else output_cache.float() + addend.float()
         return output.copy_(total)
-    if counts is not None:  # the products with what lies past a count are 0, unless that is NaN
-        past = torch.arange(capacity, device=delta.device) >= counts[:, :, None]
-        past = past.repeat_interleave(call.block_size, 1)[:, :rows]
-        delta = empty_token_contiguous(delta, batch, rows, capacity).copy_(
-            delta.masked_fill(past, 0.0)
-        )
-    else:
-        delta = with_padding(delta)
-    cache = output_cache if _rows_are_aligned(output_cache) else _aligned_copy(output_cache)
-    added = cache if addend is None else addend
-    if not _rows_are_aligned(added):
-        added = _aligned_copy(added)
+    delta = with_padding(delta)
+    cache = _aligned(output_cache)
+    added = cache if addend is None else _aligned(addend)
     # With what pads the tokens: the sums with it are not stored.
     strides = (delta.stride(0), delta.stride(2), 1)
     changes = delta.as_strided((batch, capacity, padded_rows(rows)), strides)
@@ -269,7 +253,6 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
             added.stride(0),
             added.stride(1) // 8,
             **CONSTANTS,
-            HAS_COUNTS=counts is not None,
             HAS_ADDEND=addend is not None,
             EVEN_CHANNELS=channels % TILE == 0,
             WIDE_ROWS=weight.shape[1] * weight.stride(1) >= 2**31,
@@ -278,7 +261,6 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
         descriptor(call.known(), strides, changes, 1, DEPTH, 64),
         weight,
         neuron_indices.contiguous(),
-        neuron_indices if counts is None else counts.contiguous(),
         cache,
         added,
         output,
@@ -288,10 +270,7 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     return output
 
 
-def _aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _rows_are_aligned(tensor: torch.Tensor) -> bool:
-    """Return True where 16 bytes of a ``[B, N, C]`` can be read at each eighth channel."""
-    return tensor.stride(2) == 1 and tensor.stride(1) % 8 == 0 and tensor.data_ptr() % 16 == 0
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor ``[B, N, C]``, or a copy, of which 16 bytes can be read at each eighth channel."""
+    aligned = tensor.stride(2) == 1 and tensor.stride(1) % 8 == 0 and tensor.data_ptr() % 16 == 0
+    return tensor if aligned else tensor.clone(memory_format=torch.contiguous_format)

@@ -11,7 +11,7 @@ from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     """Run a checked `SparseMLPDown`."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
-    output_cache, addend, counts = call.output_cache, call.addend, call.counts
+    output_cache, addend = call.output_cache, call.addend
     block_size = call.block_size
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
@@ -24,10 +24,6 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     for b in range(batch):
         for chunk in block_chunks(rows, block_size, block_bytes, limit):
             change = delta[b, chunk.rows].to(dtype).unflatten(0, chunk.shape)
-            if counts is not None:
-                entry = torch.arange(capacity, device=delta.device)
-                ignored = entry >= counts[b, chunk.blocks, None]
-                change = change.masked_fill(ignored[:, None], 0)
             neurons = neuron_indices[b, chunk.blocks]
             weight_tile = neuron_rows.index_select(0, neurons.flatten()).to(dtype)
             cached = output_cache[b, chunk.rows].unflatten(0, chunk.shape)

@@ -28,7 +28,7 @@ SMALL_CONFIG = {**SHARED, "BLOCK_N": 128, "BLOCK_K": 32, "STAGES": 4}
 def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     """Run a checked `SparseMLPDown`."""
     delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
-    output_cache, addend, counts = call.output_cache, call.addend, call.counts
+    output_cache, addend = call.output_cache, call.addend
     block_size = call.block_size
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
@@ -49,7 +49,6 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
         delta,
         weight,
         neuron_indices,
-        neuron_indices if counts is None else counts.contiguous(),
         output_cache,
         added,
         result,
@@ -61,9 +60,8 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
         *added.stride(),
         *sizes,
         ADDEND=addend is not None,
-        COUNTS=counts is not None,
         EVEN_CHANNELS=channels % options["BLOCK_N"] == 0,
-        EVEN_NEURONS=counts is None and capacity > 0 and capacity % options["BLOCK_K"] == 0,
+        EVEN_NEURONS=capacity > 0 and capacity % options["BLOCK_K"] == 0,
         WIDE_OFFSETS=weight.shape[1] * weight.stride(1) >= 2**31,
         WIDE_PRODUCTS=delta.device.type == "cpu",
         BLOCK_M=tile_rows,
@@ -78,7 +76,6 @@ def _sparse_mlp_down_kernel(
     delta_ptr,  # [B, N, K], tokens contiguous and padded
     weight_ptr,  # [C, F], channels contiguous
     indices_ptr,  # [B, G, K]
-    counts_ptr,  # [B, G], contiguous
     cache_ptr,  # [B, N, C]
     addend_ptr,  # [B, N, C]
     result_ptr,  # [B, N, C], contiguous
@@ -101,7 +98,6 @@ def _sparse_mlp_down_kernel(
     block_size,
     row_tiles,  # per block
     ADDEND: tl.constexpr,
-    COUNTS: tl.constexpr,
     EVEN_CHANNELS: tl.constexpr,
     EVEN_NEURONS: tl.constexpr,
     WIDE_OFFSETS: tl.constexpr,
@@ -123,9 +119,6 @@ def _sparse_mlp_down_kernel(
     delta_stride_b = delta_stride_b // 8 * 8
     delta_stride_k = delta_stride_k // 8 * 8
 
-    count = capacity
-    if COUNTS:
-        count = tl.load(counts_ptr + b * blocks + block)
     indices_ptr += b * indices_stride_b + block.to(tl.int64) * indices_stride_g
     in_block = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     row = block * block_size + in_block
@@ -142,12 +135,12 @@ def _sparse_mlp_down_kernel(
     # The neurons of a tile are read one iteration early, so that the gather of their weights waits
     # for no other load. At least one iteration, of zeros if need be: where sums may skip the loop,
     # ptxas makes matrix products wait for each other.
-    next_neurons = tl.load(indices_ptr + entry * indices_stride_k, mask=entry < count, other=0)
-    for first in tl.range(0, tl.maximum(count, BLOCK_K), BLOCK_K, num_stages=STAGES):
+    next_neurons = tl.load(indices_ptr + entry * indices_stride_k, mask=entry < capacity, other=0)
+    for first in tl.range(0, tl.maximum(capacity, BLOCK_K), BLOCK_K, num_stages=STAGES):
         neurons = next_neurons
         following = first + BLOCK_K + entry
         next_neurons = tl.load(
-            indices_ptr + following * indices_stride_k, mask=following < count, other=0
+            indices_ptr + following * indices_stride_k, mask=following < capacity, other=0
         )
         if WIDE_OFFSETS:
             neurons = neurons.to(tl.int64)
@@ -159,7 +152,7 @@ def _sparse_mlp_down_kernel(
             else:
                 weight = tl.load(weight_ptrs, mask=(channel < channels)[None, :], other=0.0)
         else:
-            listed = (first + entry < count)[:, None]
+            listed = (first + entry < capacity)[:, None]
             delta = tl.load(delta_ptrs, mask=listed & row_in_delta[None, :], other=0.0)
             if EVEN_CHANNELS:
                 weight = tl.load(weight_ptrs, mask=listed, other=0.0)

@@ -34,25 +34,22 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
     between the stored values, so rounding does not add up over the steps.
 
     Args (and those of `FirstLayerCall`):
-        neuron_indices: int32 ``[B, G, K]``, below F; a list must not repeat a neuron. Entries past
-            a block's count must be valid neurons too (0 will do); they are ignored.
+        neuron_indices: int32 ``[B, G, K]``, below F; a list must not repeat a neuron.
         activation_cache: ``[B, N, F]`` floating point, last written activations, of any strides.
             The kernels want the tokens of a neuron contiguous, as `dense_activation` makes it, and
             overwrite what pads them (see `token_layout`); without padding they work on a copy. Or
             in e4m3, turned, from `fp8_rows`: new activations saturate at 448 times their scale.
         cache_scale: float32 ``[B, N, 1]``, that of each token of a cache in e4m3; else None.
-        counts: int32 ``[B, G]``, how many entries of each list count; None for all.
 
     Returns:
-        New minus old activation of the listed neurons, ``[B, N, K]`` in hidden's dtype; 0 past the
-        count. Its tokens are contiguous where those of the cache are, as `token_layout` says.
+        New minus old activation of the listed neurons, ``[B, N, K]`` in hidden's dtype. Its tokens
+        are contiguous where those of the cache are, as `token_layout` says.
     """
 
     neuron_indices: torch.Tensor
     activation_cache: torch.Tensor
     _: KW_ONLY
     cache_scale: torch.Tensor | None = None
-    counts: torch.Tensor | None = None
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
@@ -67,8 +64,6 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
         lists = (batch, block_count(rows, self.block_size))
         check_shape("neuron_indices", indices, (*lists, *indices.shape[-1:]), torch.int32)
         check_shape("activation_cache", cache, (batch, rows, self.weight.shape[0]))
-        if self.counts is not None:
-            check_shape("counts", self.counts, lists, torch.int32)
 
 
 @dataclass(slots=True, eq=False)

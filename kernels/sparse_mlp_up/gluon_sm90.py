@@ -71,19 +71,19 @@ def _activate(x, ACTIVATION: gl.constexpr):
 
 
 @gluon.jit
-def _item(item, tiles, whole, sizes, counts_ptr, TILE: gl.constexpr, HAS_COUNTS: gl.constexpr):
-    """Return a work item's batch, block, first list entry, whether it is half a tile, and count."""
+def _item(item, tiles, whole, sizes, TILE: gl.constexpr):
+    """Return a work item's batch, block and first list entry, and whether it is half a tile."""
     # The last round of items goes out in halves, so that all multiprocessors share it.
     half = item >= whole
     side = gl.where(half, (item - whole) & 1, 0)
     item = gl.where(half, whole + ((item - whole) >> 1), item)
-    batch, block, tile, count = locate(item, tiles, sizes, counts_ptr, HAS_COUNTS)
-    return batch, block, tile * TILE + side * (TILE // 2), half, count
+    batch, block, tile = locate(item, tiles, sizes)
+    return batch, block, tile * TILE + side * (TILE // 2), half
 
 
 @gluon.jit
 def _gather(
-    x_desc, w_ptr, list_ptr, first, count, row, channels, stride_w8, smem, filled,
+    x_desc, w_ptr, list_ptr, first, capacity, row, channels, stride_w8, smem, filled,
     ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
     WARPS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
 ):  # fmt: skip
@@ -94,7 +94,7 @@ def _gather(
     entry = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     channel = gl.arange(0, DEPTH, gl.SliceLayout(0, layout))
     # Entries past the end repeat the first one; what they give is not stored.
-    neurons = gl.load(list_ptr + gl.where(entry < count, entry, first))
+    neurons = gl.load(list_ptr + gl.where(entry < capacity, entry, first))
     weights = w_ptr + row_offsets(neurons, stride_w8, WIDE_ROWS) + channel[None, :]
     for c in range(0, channels, DEPTH):
         stage = filled % STAGES
@@ -118,39 +118,37 @@ def _gather(
 def _produce(
     x_desc, pointers, smem, sizes,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
-    HAS_COUNTS: gl.constexpr, EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
+    EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr,
 ):  # fmt: skip
     """Loads the tokens and gathers the weight rows of every item."""
-    w_ptr, indices_ptr, counts_ptr = pointers
+    w_ptr, indices_ptr = pointers
     items, tiles, whole, list_sizes, rows, channels8, stride_w8 = sizes
     _, _, blocks, capacity = list_sizes
     filled = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, block, first, half, count = _item(
-            item, tiles, whole, list_sizes, counts_ptr, TILE, HAS_COUNTS
-        )
-        if first < count:
+        batch, block, first, half = _item(item, tiles, whole, list_sizes, TILE)
+        if first < capacity:
             list_ptr = indices_ptr + (batch * blocks + block).to(gl.int64) * capacity
             row = batch * rows + block * 128
             if half:
                 filled = _gather(
-                    x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, smem,
+                    x_desc, w_ptr, list_ptr, first, capacity, row, channels8 * 8, stride_w8, smem,
                     filled, TILE // 2, TILE, DEPTH, STAGES, WARPS, EVEN_CHANNELS, WIDE_ROWS,
                 )  # fmt: skip
             else:
                 filled = _gather(
-                    x_desc, w_ptr, list_ptr, first, count, row, channels8 * 8, stride_w8, smem,
+                    x_desc, w_ptr, list_ptr, first, capacity, row, channels8 * 8, stride_w8, smem,
                     filled, TILE, TILE, DEPTH, STAGES, WARPS, EVEN_CHANNELS, WIDE_ROWS,
                 )  # fmt: skip
 
 
 @gluon.jit
-def _listed(first, list_ptr, count, TURNED: gl.constexpr):
+def _listed(first, list_ptr, capacity, TURNED: gl.constexpr):
     """Numbers of 64 neurons of the list, in the two layouts that the epilogue needs."""
     entry = first + gl.arange(0, 64, gl.SliceLayout(0, TURNED))
-    neurons = gl.load(list_ptr + entry, mask=entry < count, other=0)
+    neurons = gl.load(list_ptr + entry, mask=entry < capacity, other=0)
     entry = first + gl.arange(0, 64, gl.BlockedLayout([1], [32], [4], [0]))
-    return neurons, gl.load(list_ptr + entry, mask=entry < count, other=0)
+    return neurons, gl.load(list_ptr + entry, mask=entry < capacity, other=0)
 
 
 @gluon.jit
@@ -162,33 +160,30 @@ def _biases(bias_ptr, neurons, HAS_BIAS: gl.constexpr):
 
 
 @gluon.jit
-def _old(neurons, first, cache, token, sizes, count, TURNED: gl.constexpr):
+def _old(neurons, first, cache, token, sizes, TURNED: gl.constexpr):
     """Cached activations of 64 tokens and 64 neurons, where they lie, and which to store."""
-    _, padded8, stride_cf8 = sizes
+    capacity, padded8, stride_cf8 = sizes
     entry = first + gl.arange(0, 64, gl.SliceLayout(0, TURNED))
     # Eight tokens are there or not together: those that pad the last ones are stored like them.
-    stored = (token < padded8 * 8)[:, None] & (entry < count)[None, :]
+    stored = (token < padded8 * 8)[:, None] & (entry < capacity)[None, :]
     cached = cache + token[:, None] + (neurons.to(gl.int64) * (stride_cf8 * 8))[None, :]
     return gl.load(cached, mask=stored, other=0.0), cached, stored
 
 
 @gluon.jit
 def _finish(
-    x, bias, old, first, delta, token, sizes, count, ACTIVATION: gl.constexpr, TURNED: gl.constexpr
+    x, bias, old, first, delta, token, sizes, ACTIVATION: gl.constexpr, TURNED: gl.constexpr
 ):
     """Stores the activations of 64 tokens and 64 neurons, and their change."""
     old, cached, stored = old
-    capacity, padded8, _ = sizes
+    _, padded8, _ = sizes
     x = x + gl.convert_layout(bias, gl.SliceLayout(0, x.type.layout))[None, :]
     new = gl.convert_layout(_activate(x, ACTIVATION).to(old.dtype), TURNED)
     gl.store(cached, new, mask=stored)
     entry = first + gl.arange(0, 64, gl.SliceLayout(0, TURNED))
-    change = gl.where((entry < count)[None, :], new.to(gl.float32) - old.to(gl.float32), 0.0)
-    gl.store(
-        delta + token[:, None] + (entry.to(gl.int64) * (padded8 * 8))[None, :],
-        change.to(delta.dtype.element_ty),
-        mask=(token < padded8 * 8)[:, None] & (entry < capacity)[None, :],
-    )
+    change = (new.to(gl.float32) - old.to(gl.float32)).to(delta.dtype.element_ty)
+    places = delta + token[:, None] + (entry.to(gl.int64) * (padded8 * 8))[None, :]
+    gl.store(places, change, mask=stored)
 
 
 @gluon.jit
@@ -205,19 +200,19 @@ def _multiply(smem, stage, sums, use_acc, ROWS: gl.constexpr, TILE: gl.constexpr
 
 @gluon.jit
 def _compute(
-    smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends, channels,
+    smem, used, first, list_ptr, bias_ptr, cache, delta, row, ends, channels,
     ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
     HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, TURNED: gl.constexpr, LAG: gl.constexpr,
     WG: gl.constexpr,
 ):  # fmt: skip
     """Computes and stores 64 tokens and ROWS neurons, 128 or 256 of them."""
-    full, empty = smem[2], smem[3]
+    full, empty, capacity = smem[2], smem[3], ends[0]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    neurons0, line0 = _listed(first, list_ptr, count, TURNED)
-    neurons1, line1 = _listed(first + 64, list_ptr, count, TURNED)
+    neurons0, line0 = _listed(first, list_ptr, capacity, TURNED)
+    neurons1, line1 = _listed(first + 64, list_ptr, capacity, TURNED)
     if ROWS == 256:
-        neurons2, line2 = _listed(first + 128, list_ptr, count, TURNED)
-        neurons3, line3 = _listed(first + 192, list_ptr, count, TURNED)
+        neurons2, line2 = _listed(first + 128, list_ptr, capacity, TURNED)
+        neurons3, line3 = _listed(first + 192, list_ptr, capacity, TURNED)
     # One warpgroup trails the other, so that one's epilogue runs under the other's products: it
     # waits for a later stage of the first item, if that has so many.
     if (WG * LAG > 0) & (used == 0) & (channels > LAG * DEPTH):
@@ -242,31 +237,31 @@ def _compute(
         mbarrier.arrive(empty.index(before), count=1)
         used += 1
     # Old values are asked for 64 neurons ahead.
-    old = _old(neurons0, first, cache, row, ends, count, TURNED)
+    old = _old(neurons0, first, cache, row, ends, TURNED)
     sums = warpgroup_mma_wait(0, deps=[token])
     mbarrier.arrive(empty.index(stage), count=1)
     left, right = halves(sums)
-    after = _old(neurons1, first + 64, cache, row, ends, count, TURNED)
+    after = _old(neurons1, first + 64, cache, row, ends, TURNED)
     if ROWS == 128:
-        _finish(left, bias0, old, first, delta, row, ends, count, ACTIVATION, TURNED)
-        _finish(right, bias1, after, first + 64, delta, row, ends, count, ACTIVATION, TURNED)
+        _finish(left, bias0, old, first, delta, row, ends, ACTIVATION, TURNED)
+        _finish(right, bias1, after, first + 64, delta, row, ends, ACTIVATION, TURNED)
     else:
         x0, x1 = halves(left)
         x2, x3 = halves(right)
-        _finish(x0, bias0, old, first, delta, row, ends, count, ACTIVATION, TURNED)
-        old = _old(neurons2, first + 128, cache, row, ends, count, TURNED)
-        _finish(x1, bias1, after, first + 64, delta, row, ends, count, ACTIVATION, TURNED)
-        after = _old(neurons3, first + 192, cache, row, ends, count, TURNED)
-        _finish(x2, bias2, old, first + 128, delta, row, ends, count, ACTIVATION, TURNED)
-        _finish(x3, bias3, after, first + 192, delta, row, ends, count, ACTIVATION, TURNED)
+        _finish(x0, bias0, old, first, delta, row, ends, ACTIVATION, TURNED)
+        old = _old(neurons2, first + 128, cache, row, ends, TURNED)
+        _finish(x1, bias1, after, first + 64, delta, row, ends, ACTIVATION, TURNED)
+        after = _old(neurons3, first + 192, cache, row, ends, TURNED)
+        _finish(x2, bias2, old, first + 128, delta, row, ends, ACTIVATION, TURNED)
+        _finish(x3, bias3, after, first + 192, delta, row, ends, ACTIVATION, TURNED)
     return used
 
 
 @gluon.jit
 def _consume(
-    pointers, smem, sizes, counts_ptr,
-    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_COUNTS: gl.constexpr,
-    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr, LAG: gl.constexpr, WG: gl.constexpr,
+    pointers, smem, sizes,
+    TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr, LAG: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Activations of 64 tokens of every item, and all that is stored of them."""
     bias_ptr, indices_ptr, cache_ptr, delta_ptr = pointers
@@ -277,35 +272,33 @@ def _consume(
     turned: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     used = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        batch, block, first, half, count = _item(
-            item, tiles, whole, list_sizes, counts_ptr, TILE, HAS_COUNTS
-        )
-        if first < count:
+        batch, block, first, half = _item(item, tiles, whole, list_sizes, TILE)
+        if first < capacity:
             list_ptr = indices_ptr + (batch * blocks + block).to(gl.int64) * capacity
             cache = cache_ptr + batch.to(gl.int64) * stride_cb
             delta = delta_ptr + batch.to(gl.int64) * capacity * (padded8 * 8)
             row = block * 128 + WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, turned))
             if half:
                 used = _compute(
-                    smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends,
+                    smem, used, first, list_ptr, bias_ptr, cache, delta, row, ends,
                     channels8 * 8, TILE // 2, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, turned,
                     LAG, WG,
                 )  # fmt: skip
             else:
                 used = _compute(
-                    smem, used, first, count, list_ptr, bias_ptr, cache, delta, row, ends,
+                    smem, used, first, list_ptr, bias_ptr, cache, delta, row, ends,
                     channels8 * 8, TILE, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, turned, LAG, WG,
                 )  # fmt: skip
 
 
 @gluon.jit
 def _sparse_mlp_up_kernel(
-    x_desc, w_ptr, bias_ptr, indices_ptr, counts_ptr, cache_ptr, delta_ptr,
+    x_desc, w_ptr, bias_ptr, indices_ptr, cache_ptr, delta_ptr,
     items, whole, tiles, list_count, at_once, blocks, rows, channels8, capacity, padded8,
     stride_w8, stride_cb, stride_cf8,
     TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, PRODUCER_WARPS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-    HAS_COUNTS: gl.constexpr, HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_BIAS: gl.constexpr, ACTIVATION: gl.constexpr,
     EVEN_CHANNELS: gl.constexpr, WIDE_ROWS: gl.constexpr, LAG: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
@@ -316,18 +309,16 @@ def _sparse_mlp_up_kernel(
     results = (bias_ptr, indices_ptr, cache_ptr, delta_ptr)
     list_sizes = (list_count, at_once, blocks, capacity)
     sizes = (items, tiles, whole, list_sizes, channels8, padded8, stride_cb, stride_cf8)
-    inputs = (w_ptr, indices_ptr, counts_ptr)
+    inputs = (w_ptr, indices_ptr)
     input_sizes = (items, tiles, whole, list_sizes, rows, channels8, stride_w8)
     # Constants survive only inside these literals, so each partition spells them out.
     # fmt: off
     gl.warp_specialize(
         [
-            (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_BIAS, ACTIVATION, LAG, 0)),
-            (_consume, (results, smem, sizes, counts_ptr, TILE, DEPTH, STAGES, HAS_COUNTS,
-                        HAS_BIAS, ACTIVATION, LAG, 1)),
+            (_consume, (results, smem, sizes, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, LAG, 0)),
+            (_consume, (results, smem, sizes, TILE, DEPTH, STAGES, HAS_BIAS, ACTIVATION, LAG, 1)),
             (_produce, (x_desc, inputs, smem, input_sizes, TILE, DEPTH, STAGES, PRODUCER_WARPS,
-                        HAS_COUNTS, EVEN_CHANNELS, WIDE_ROWS)),
+                        EVEN_CHANNELS, WIDE_ROWS)),
         ],
         [4, PRODUCER_WARPS], [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
     )
@@ -336,13 +327,11 @@ def _sparse_mlp_up_kernel(
 
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     """Run a checked `SparseMLPUp`."""
-    hidden, weight, bias, counts = call.hidden, call.weight, call.bias, call.counts
+    hidden, weight, bias = call.hidden, call.weight, call.bias
     neuron_indices = call.neuron_indices
     batch, rows, channels = hidden.shape
     blocks, capacity = neuron_indices.shape[1:]
     delta = empty_token_contiguous(hidden, batch, rows, capacity)
-    if counts is not None:
-        delta.zero_()  # tiles of neurons past a count are passed over
     if delta.numel() == 0:
         return delta
     cache = with_padding(call.activation_cache)
@@ -371,7 +360,6 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             cache.stride(0),
             cache.stride(2) // 8,
             **CONSTANTS,
-            HAS_COUNTS=counts is not None,
             HAS_BIAS=bias is not None,
             ACTIVATION=ACTIVATIONS[call.activation],
             EVEN_CHANNELS=channels % DEPTH == 0,
@@ -383,7 +371,6 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
         weight,
         weight if bias is None else bias,
         neuron_indices.contiguous(),
-        neuron_indices if counts is None else counts.contiguous(),
         cache,
         delta,
     )

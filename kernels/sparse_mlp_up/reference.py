@@ -15,7 +15,7 @@ from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_con
 
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     """Run a checked `SparseMLPUp`."""
-    hidden, activation_cache, counts = call.hidden, call.activation_cache, call.counts
+    hidden, activation_cache = call.hidden, call.activation_cache
     # PyTorch neither gathers nor scatters FP8, but bytes.
     cache = activation_cache if call.cache_scale is None else activation_cache.view(torch.uint8)
     neuron_indices, block_size = call.neuron_indices, call.block_size
@@ -33,12 +33,6 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     for b in range(batch):
         for chunk in block_chunks(rows, block_size, block_bytes, limit):
             neurons = neuron_indices[b, chunk.blocks].long()
-            valid = None
-            if counts is not None:
-                entry = torch.arange(capacity, device=hidden.device)
-                valid = entry < counts[b, chunk.blocks, None]
-                neurons = torch.where(valid, neurons, neurons[:, :1])
-                valid = valid[:, None]
             tokens = hidden[b, chunk.rows].to(dtype).unflatten(0, chunk.shape)
             new = _linear(tokens, call.weight, call.bias, neurons)
             if call.gate_weight is None:
@@ -54,19 +48,12 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
             cached = cache[b, chunk.rows].unflatten(0, chunk.shape)
             places = neurons[:, None].expand(new.shape)
             old = cached.gather(2, places)
-            if valid is not None:
-                # Entries past the count now repeat the first one, so they write what it writes:
-                # its new value, or its old one where the list is empty.
-                first = torch.where(valid[..., :1], new[..., :1], old[..., :1])
-                new = torch.where(valid, new, first)
             cached.scatter_(2, places, new)
             if scale is None:
                 change = new.to(dtype) - old.to(dtype)
             else:
                 change = (new.view(FP8).float() - old.view(FP8).float()) * scale
                 change = torch.where(computed.isfinite(), change, computed)
-            if valid is not None:
-                change.masked_fill_(~valid, 0)
             delta[b, chunk.rows] = change.flatten(0, 1).to(delta.dtype)
     return delta
 

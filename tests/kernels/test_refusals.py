@@ -195,7 +195,6 @@ REFUSED = {
         ({"output_cache": ints(1, 200, 24)}, "got torch.int32"),
         ({"addend": zeros(200, 24)}, r"addend must be \[1, 200, 24\], got \[200, 24\]"),
         ({"addend": ints(1, 200, 24)}, "addend must be a floating point tensor"),
-        ({"counts": ints(1, 3)}, r"counts must be \[1, 2\]"),
         ({"block_size": -1}, "block_size must be at least 1, got -1"),
     ],
     sparse_mlp_up: [
@@ -206,7 +205,6 @@ REFUSED = {
         ({"neuron_indices": ints(1, 2, 20).long()}, "must be torch.int32, got torch.int64"),
         ({"block_size": 64}, r"neuron_indices must be \[1, 4, 20\], got \[1, 2, 20\]"),
         ({"activation_cache": zeros(1, 200, 51)}, r"activation_cache must be \[1, 200, 50\]"),
-        ({"counts": ints(1, 3)}, r"counts must be \[1, 2\]"),
         ({"gate_weight": zeros(50, 24).half()}, "gate_weight must be torch.float32"),
         ({**GATE, "gate_bias": zeros(3)}, r"gate_bias must be \[50\], got \[3\]"),
         (IN_FP8, "must be a floating point tensor, got torch.float8_e4m3fn"),

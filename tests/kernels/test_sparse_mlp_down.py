@@ -6,14 +6,13 @@ from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 from tests.kernels import formulas
 
 
-def added(delta, weight, neurons, counts, block_size):
+def added(delta, weight, neurons, block_size):
     """``delta @ weight[:, S].T``, neuron by neuron, in float64."""
     result = torch.zeros(*delta.shape[:2], weight.shape[0], dtype=torch.float64)
     for b in range(delta.shape[0]):
         for g in range(neurons.shape[1]):
             rows = slice(g * block_size, (g + 1) * block_size)
-            count = neurons.shape[2] if counts is None else int(counts[b, g])
-            for place, neuron in enumerate(neurons[b, g, :count].tolist()):
+            for place, neuron in enumerate(neurons[b, g].tolist()):
                 change = delta[b, rows, place].double().cpu()
                 result[b, rows] += torch.outer(change, weight[:, neuron].double().cpu())
     return result
@@ -32,8 +31,7 @@ def run_and_check(backend, delta, weight, neurons, old, cache_dtype=None, **opti
     """The cache holds the old output and the products; the result is what it holds."""
     cache, before = old.to(cache_dtype or old.dtype, copy=True), delta.clone()
     result = sparse_mlp_down(delta, weight, neurons, cache, **options, backend=backend)
-    counts, block_size = options.get("counts"), options.get("block_size", 128)
-    expected = old.double().cpu() + added(delta, weight, neurons, counts, block_size)
+    expected = old.double().cpu() + added(delta, weight, neurons, options.get("block_size", 128))
     formulas.assert_close(cache, expected, 1e-5 if cache_dtype else formulas.TOLERANCE[delta.dtype])
     assert torch.equal(delta, before)
     assert (result.dtype, result.is_contiguous()) == (delta.dtype, True)
@@ -57,25 +55,19 @@ def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
 @formulas.backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("block_size", [1, 13, 64, 128, 500])
-def test_counts_and_block_sizes(backend, block_size, dtype, device):
+def test_block_sizes(backend, block_size, dtype, device):
     delta, weight, old = down_inputs(2, 70, 9, 24, 50, dtype=dtype, device=device)
-    blocks = formulas.blocks_of(70, block_size)
-    neurons = formulas.random_neurons(2, blocks, 9, 50, device=device)
-    counts = torch.arange(2 * blocks, device=device).view(2, blocks).int() % 10
-    options = {"counts": counts, "block_size": block_size}
-    result = run_and_check(backend, delta, weight, neurons, old, **options)
-    empty_rows = slice(0, min(block_size, 70))  # the first block's count is 0
-    assert torch.equal(result[0, empty_rows], old[0, empty_rows])
+    neurons = formulas.random_neurons(2, formulas.blocks_of(70, block_size), 9, 50, device=device)
+    run_and_check(backend, delta, weight, neurons, old, block_size=block_size)
 
 
 @formulas.backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", formulas.DTYPES)
-@pytest.mark.parametrize("channels", [8, 136, 520])
-def test_more_than_a_tile_of_everything(backend, channels, dtype, device):
-    delta, weight, old = down_inputs(1, 300, 200, channels, 210, dtype=dtype, device=device)
-    neurons = formulas.random_neurons(1, 3, 200, 210, device=device)
-    counts = torch.tensor([[200, 64, 3]], dtype=torch.int32, device=device)
-    run_and_check(backend, delta, weight, neurons, old, counts=counts)
+@pytest.mark.parametrize(("channels", "capacity"), [(8, 200), (136, 64), (520, 197)])
+def test_more_than_a_tile_of_everything(backend, channels, capacity, dtype, device):
+    delta, weight, old = down_inputs(1, 300, capacity, channels, 210, dtype=dtype, device=device)
+    neurons = formulas.random_neurons(1, 3, capacity, 210, device=device)
+    run_and_check(backend, delta, weight, neurons, old)
 
 
 @formulas.backend_names(sparse_mlp_down)
