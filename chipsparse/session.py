@@ -134,9 +134,14 @@ class Session:
         self.mlp = Layers(MLPLayer, shared)
         self.reset()
 
-    def reset(self) -> None:
-        """Forgets everything and frees the caches: the next call starts a generation."""
+    def reset(self, *, stuck: bool = False) -> None:
+        """Forgets everything and frees the caches: the next call starts a generation.
+
+        On a GPU that is ``stuck`` caches in host memory are never freed.
+        """
         self.recorder.end(self._pool.take_traffic(), finished=False)  # a call that broke off
+        if stuck:
+            self._pool.leave()
         self.recorder.reset()
         self.graphs.reset()
         self._caches.reset()

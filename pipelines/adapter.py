@@ -79,7 +79,7 @@ SCALES = "guidance_scale", "cfg_scale", "guidance_scale_2"
 # that come, go, are fused or scaled, pictures that count more. Offloading replaces the rest, too.
 COMPUTES = re.compile(
     r"\b_modules\.|\.(scaling|merged_adapters|_active_adapter|_disable_adapters)\b"
-    r"|\.processor\.scale\b"
+    r"|\.processor\.scale\b|^_hf_peft_config_loaded$|^peft_config\b"
 )
 UNREAD = "the pipeline's ControlNet runs at skipped steps too, which do not read its outputs"
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
@@ -201,6 +201,8 @@ class ModelAdapter(PatchedFamily):
         self._layouts.undo()
         self._patches.undo()
         self.session.close()
+        if self.team is not None:
+            self.team.close()
 
     # One transformer call.
 
@@ -246,6 +248,7 @@ class ModelAdapter(PatchedFamily):
                 ended = self._guidance_ended(context.generation)
                 self.session.end(self.held_output(result), is_last_branch=ended)
                 self._say_what_was_unseen(state, arguments)
+                self._keep_state()
             if guidance is None:
                 return result
             return self.wrap_output(guidance.output(self.held_output(result)), arguments)
@@ -265,6 +268,12 @@ class ModelAdapter(PatchedFamily):
         self._say_what_is_unknown(context)
         return result
 
+    @property
+    def device(self) -> torch.device:
+        """Of the last call; before the first one no GPU has work of ours."""
+        execution = vars(self).get("execution")
+        return torch.device("cpu") if execution is None else execution.device
+
     @contextlib.contextmanager
     def _calling(self) -> Iterator[None]:
         """Around a call: an error frees the caches, and ends the other processes' calls."""
@@ -274,9 +283,11 @@ class ModelAdapter(PatchedFamily):
                 yield
             except BaseException as error:
                 self.session.report.fail(error)
-                self.session.reset()
-                if self.team is not None:
-                    self.team.failed(error)
+                try:
+                    if self.team is not None:
+                        self.team.failed(error, self.device)
+                finally:
+                    self.session.reset(stuck=self.team is not None and self.team.stuck)
                 raise
             finally:
                 self.is_calling = outer
@@ -481,7 +492,10 @@ class ModelAdapter(PatchedFamily):
         if what is not None or self.session.is_first_call:
             self._check_attention()
             self._check_feed_forwards()
-        if self._state is None and not self.session.is_first_call:  # weights are where they stay
+
+    def _keep_state(self) -> None:
+        """Notes what the model computes with, behind a call: its weights are where they stay."""
+        if self._state is None:
             self._state = ModelState(
                 self.transformer,
                 self.execution.device,
@@ -524,6 +538,7 @@ class ModelAdapter(PatchedFamily):
             dtype=execution.dtype,
             branches=self.branches(),
             pending_bytes=pending,
+            window_bytes=0 if self.split is None else self.split.exchange.window_bytes,
             dense=frozenset(dense),
             fp8_mlps=fp8_mlps,
             captures=self.team is None,
@@ -551,7 +566,7 @@ class ModelAdapter(PatchedFamily):
         return self.guides_in_batch and self._loop.branches() is None
 
     def finish_generation(self) -> None:
-        self.session.reset()
+        self.session.reset(stuck=self.team is not None and self.team.stuck)
         self._tracker.finish()
 
     # Attention.

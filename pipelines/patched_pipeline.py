@@ -36,7 +36,9 @@ class PatchedPipeline(WholePatched):
 
         @functools.wraps(cls.chipsparse_base.__call__)  # the signature that callers look at
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            calls = getattr(self, CALLS)
+            calls = getattr(self, CALLS, None)
+            if calls is None:  # a bound method that somebody kept from before disable()
+                return type(self).__call__(self, *args, **kwargs)
             if callable(callback := kwargs.get(CALLBACK)):
                 names = getattr(callback, "tensor_inputs", None)
                 if isinstance(names, list):  # of diffusers' own, at whose class pipelines look
@@ -101,9 +103,9 @@ class PipelineCalls:
                 yield
                 finished = not getattr(self._pipe, "_interrupt", False)
             except BaseException as error:  # also one beside the transformer's calls
-                team = next((adapter.team for adapter in self._adapters.values()), None)
-                if team is not None:
-                    team.failed(error)
+                for adapter in self._adapters.values():
+                    if adapter.team is not None:
+                        adapter.team.failed(error, adapter.device)
                 raise
             finally:
                 self._loop.note_uncorrected()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.common.machine import keep_for_good
 
 WASTE = 1.25  # what is free on a GPU varies a little, and with it what goes to the host
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU
@@ -25,6 +26,7 @@ class HostBlock:
     """A piece of host memory, given back to the system when nobody holds it any more."""
 
     memory: torch.Tensor  # uint8 [n]
+    unpin: weakref.finalize[..., HostBlock] | None = None
     pinned: bool = False  # a GPU copies from and to it at full speed, without the host's help
 
 
@@ -78,6 +80,15 @@ class HostMemory:
     def free_spare(self) -> None:
         self._spare.clear()
 
+    def leave(self) -> None:
+        """Gives up all blocks, and never frees them."""
+        for block in (*self._in_use, *self._spare):
+            if block.unpin is not None:
+                block.unpin.detach()
+            keep_for_good(block)
+        self._in_use.clear()
+        self._spare.clear()
+
     def _pin(self, block: HostBlock, notify: Callable[[str], None]) -> None:
         try:
             _register(block.memory)
@@ -89,7 +100,7 @@ class HostMemory:
             )
         else:
             # Holds the memory, so that its pages are unmapped after they were unpinned, not before.
-            weakref.finalize(block, _unregister, block.memory)
+            block.unpin = weakref.finalize(block, _unregister, block.memory)
             block.pinned = True
 
 

@@ -62,6 +62,7 @@ class MemoryDemand:
     dtype: torch.dtype = torch.float32  # of the hidden states
     branches: int = 1  # guidance branches that the generation is known to have
     pending_bytes: int = 0  # of weights that come to the device in a call, less those that leave
+    window_bytes: int = field(default=0, compare=False)  # `working_bytes` that are taken by now
     dense: frozenset[LayerPart] = frozenset()  # parts that cannot run sparse and keep nothing
     # Layers whose feed-forward weights are in FP8, and what their linears round.
     fp8_mlps: Mapping[int, Fp8Form] = field(default_factory=dict)
@@ -303,6 +304,7 @@ def available(
     pending: int = 0,  # bytes of weights that are yet to come to the device
     promised: int = 0,  # bytes on the device that caches planned earlier will take yet
     held: int = 0,  # bytes that they have taken there
+    taken: int = 0,  # bytes of ``working`` that are taken by now
     memory: HostMemory | None = None,  # that is ours already; what is spare of it is for caches
     reserve: float | None = None,  # of the device's free memory; by default `reserve_share`
 ) -> Capacity:
@@ -324,7 +326,7 @@ def available(
         if config.offload == "always":  # caches and slots take half each
             return Capacity(on_host // 2, on_host // 2)
         return Capacity(on_host, 0)
-    free = device_free_bytes(device)
+    free = device_free_bytes(device) + taken
     free -= round(free * (reserve_share() if reserve is None else reserve))
     if config.vram is not None:
         free = min(free, config.vram - torch.cuda.memory_allocated(device))

@@ -154,6 +154,11 @@ class OffloadPool:
             self._copies = HostCopies()
             self._traffic = {}
 
+    def leave(self) -> None:
+        """Forget all tensors on a GPU that is stuck; their host memory is never freed."""
+        self._opened, self._copies, self._traffic = _Opened(), HostCopies(), {}
+        self.host.leave()
+
     def close(self) -> None:
         self.reset()
         self.host.free_spare()

@@ -138,6 +138,7 @@ class CacheStore:
                 device,
                 working=working,
                 pending=demand.pending_bytes,
+                taken=demand.window_bytes,
                 promised=sum(branch.promised_bytes() for branch in self._branches.values()),
                 held=sum(branch.device_bytes() for branch in self._branches.values()),
                 memory=self._pool.host,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -62,6 +64,25 @@ def device_allocated_bytes(device: torch.device) -> tuple[int, int] | None:
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     total = stats.get("allocated_bytes", {}).get("all", {})
     return total.get("current", 0), total.get("peak", 0)
+
+
+def is_stuck(device: torch.device, *, seconds: float = 30) -> bool:
+    """Return True where a GPU's current work does not come to its end in time, or cannot."""
+    if device.type != "cuda":
+        return False
+    end = time.monotonic() + seconds
+    try:
+        last = torch.cuda.current_stream(device).record_event()
+        while not last.query() and time.monotonic() < end:
+            time.sleep(0.01)
+        return not last.query()
+    except RuntimeError:  # an error of before, which CUDA never forgets
+        return True
+
+
+def keep_for_good(thing: object) -> None:
+    """Never frees what a GPU that is stuck may use: that would wait for the GPU."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def host_free_bytes(root: Path = ROOT) -> int | None:

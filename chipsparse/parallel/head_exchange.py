@@ -1,9 +1,9 @@
 """The exchanges of the processes that share a sequence.
 
-What is sent is known from the sizes: none are exchanged, and no host waits for a GPU. An exchange
-runs beside what the GPU computes until somebody waits for it. Where GPUs reach each other's memory,
-each process copies its pieces to where the others read them; elsewhere they are packed, sent by a
-collective and unpacked.
+What is sent is known from the sizes: none are exchanged, and no host waits for a GPU until a window
+has to grow. An exchange runs beside what the GPU computes until somebody waits for it. Where GPUs
+reach each other's memory, each process copies its pieces to where the others read them; elsewhere
+they are packed, sent by a collective and unpacked.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chipsparse.common.machine import keep_for_good
 from chipsparse.kernels.piece_copies import copy_pieces
 from chipsparse.parallel.peers import Peers
 from chipsparse.parallel.windows import Windows, gpus_reach
@@ -79,8 +80,7 @@ class HeadExchange:
         sizes = [[math.prod(shape) for shape in of_rank] for of_rank in shapes]
         device, nbytes = like.device, max(map(sum, sizes)) * like.itemsize
         if device != self._device:
-            self.routes.clear()
-            self._windows.clear()
+            self.close()
             self._device = device
             self._reached = gpus_reach(self.group.tokens, self.peers, device)
             if self._reached:
@@ -92,6 +92,7 @@ class HeadExchange:
             self.routes.clear()
             self._windows.pop(name, None)
             if self._reached:
+                self.peers.gather(name)  # all have let go of it: now it is free
                 torch.cuda.empty_cache()  # which PyTorch does not do for such memory
             # A bit larger, so that not every longer prompt needs a new one.
             nbytes += nbytes // 16
@@ -153,10 +154,17 @@ class HeadExchange:
 
         return wait
 
-    def leave(self) -> None:
-        """Gives up the windows: another process failed, and may write to them or never come."""
-        for windows in self._windows.values():
-            windows.leave()
+    @property
+    def window_bytes(self) -> int:
+        return sum(windows.nbytes for windows in self._windows.values())
+
+    def close(self, *, stuck: bool = False) -> None:
+        """Frees the windows, but not on a GPU that is ``stuck``."""
+        if stuck:
+            keep_for_good([*self._windows.values()])
+        self.routes.clear()
+        self._windows.clear()
+        self._device = None
 
     def gather(self, tensor: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
         """``[B, N, C]`` on every rank, from the tokens ``[B, n, C]`` of each."""

@@ -59,10 +59,6 @@ class Windows:
         """Lets the current stream wait until all processes have come so far in theirs."""
         self._handle.barrier(timeout_ms=TIMEOUT_MS)
 
-    def leave(self) -> None:
-        """Never gives the memory back: another process failed, and the GPU may wait for it."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-
 
 def gpus_reach(group: Any, peers: Peers, device: torch.device) -> bool:
     """Return True where all GPUs of a group write to each other's memory; processes agree."""

@@ -9,6 +9,7 @@ import diffusers
 import torch
 import torch.distributed as dist
 
+from chipsparse.common.machine import is_stuck
 from chipsparse.common.version import __version__
 from chipsparse.config import SparsityConfig
 from chipsparse.parallel.agreement import Agreement, BranchColumns
@@ -18,6 +19,9 @@ from chipsparse.parallel.peers import PeerError, Peers
 from chipsparse.pipelines.parallel.context_parallel import sharing_group
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
 from chipsparse.pipelines.parallel.split_sequence import SplitSequence
+
+TOLD = "told_by_chipsparse"  # attribute of an error that the other processes know of
+OURS = "chipsparse"  # describes process groups that were made here, and in which nobody failed
 
 
 class Team:
@@ -39,17 +43,18 @@ class Team:
             }
         )
         sharing = parallel.sharing
-        self._reported: BaseException | None = None
+        self.stuck = False  # this GPU waits for a process that failed
+        self._groups: list[Any] = []  # of ours
         self._exchange: HeadExchange | None = None
         self.guidance: GuidanceSplit | None = None
         columns = None
         if sharing > 1:
             together = [ranks[first : first + sharing] for first in range(0, len(ranks), sharing)]
-            group = group or SharingGroup(_own_group(together), parallel.ring)
+            group = group or SharingGroup(self._own_group(together), parallel.ring)
             members = dist.get_process_group_ranks(group.tokens)
             self._exchange = HeadExchange(group, Peers(members))
         if parallel.guidance > 1:
-            branches = _own_group([ranks[place::sharing] for place in range(sharing)])
+            branches = self._own_group([ranks[place::sharing] for place in range(sharing)])
             peers = Peers(dist.get_process_group_ranks(branches))
             self.guidance = GuidanceSplit(branches, peers)
             columns = BranchColumns(branches, peers)
@@ -66,32 +71,43 @@ class Team:
             needs_text=needs_text,
         )
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, device: torch.device) -> None:
         """Tells all others, once, that this process failed; see `Peers.failed`."""
-        if error is self._reported:
+        if TOLD in vars(error):
             return
-        self._reported = error
-        if self._exchange is not None:
-            self._exchange.leave()
-        groups = [self._all]
-        groups += [] if self._exchange is None else [self._exchange.peers]
-        groups += [] if self.guidance is None else [self.guidance.peers]
-        blamed = None
-        for peers in groups:
+        vars(error)[TOLD] = True
+        for group in self._groups:  # others may have begun an exchange there
+            group._set_group_desc("")
+        parts, blamed = (self._exchange, self.guidance), None
+        for peers in (self._all, *(part.peers for part in parts if part is not None)):
             try:
                 peers.failed(error)
             except PeerError as other:
                 blamed = blamed or other
+        self.stuck = self.stuck or is_stuck(device)
+        if self._exchange is not None and self.stuck:
+            self._exchange.close(stuck=True)
         if blamed is not None:
-            self._reported = blamed
+            vars(blamed)[TOLD] = True
             raise blamed from error
 
+    def close(self) -> None:
+        """Frees what others write to."""
+        if self._exchange is not None:
+            self._exchange.close(stuck=self.stuck)
 
-def _own_group(groups: Sequence[Sequence[int]]) -> Any:
-    """The one of these groups that this process is in."""
-    own = dist.get_rank()
-    made = [(_new_group(list(members)), members) for members in groups]
-    return next(group for group, members in made if own in members)
+    def _own_group(self, groups: Sequence[Sequence[int]]) -> Any:
+        """The one of these groups that this process is in; that of an earlier team, if all can."""
+        place = next(place for place, ranks in enumerate(groups) if dist.get_rank() in ranks)
+        # A group of NCCL takes memory and seconds, and could only be destroyed by all together.
+        known = [group for group in dist.distributed_c10d._world.pg_map if group.group_desc == OURS]
+        found = [g for g in known if dist.get_process_group_ranks(g) == [*groups[place]]]
+        if not self._all.least(len(found))[0]:
+            for group in found:  # in which another process failed
+                group._set_group_desc("")
+            found = [_new_group(list(ranks)) for ranks in groups][place:]
+        self._groups.append(found[0])
+        return found[0]
 
 
 def _new_group(ranks: list[int]) -> Any:
@@ -100,7 +116,7 @@ def _new_group(ranks: list[int]) -> Any:
     if dist.get_backend() == "nccl":
         nccl: Any = vars(dist)["ProcessGroupNCCL"]  # builds for CPUs lack it
         options = nccl.Options(is_high_priority_stream=True)
-    return dist.new_group(ranks, pg_options=options)
+    return dist.new_group(ranks, pg_options=options, group_desc=OURS)
 
 
 def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | None:

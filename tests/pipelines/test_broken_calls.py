@@ -1,12 +1,14 @@
 """However a generation ends, nothing is left, its caches are gone, and the next one is right."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import chipsparse
+from chipsparse.cache.copies import HostCopies
 from tests.pipelines.tiny_runs import MODELS, STEPS, WAN
 from tests.variants import slow_unless
 
@@ -114,3 +116,19 @@ def test_caches_are_gone_before_the_latents_are_decoded(change, at, steps, offlo
     assert min(held[:-1]) > 0
     assert (held[-1] > 0) == (steps < STEPS)
     assert decoding == [(0, {})]
+
+
+def test_nothing_waits_for_a_gpu_that_is_stuck(patched, monkeypatch):
+    pipe, handle, generate, expected, _ = patched
+    (adapter,) = handle._adapters
+
+    def between(*_):
+        monkeypatch.setattr(adapter, "team", SimpleNamespace(stuck=True, failed=lambda *_: None))
+        monkeypatch.setattr(HostCopies, "synchronize", pytest.fail)
+        raise RuntimeError("injected")
+
+    with pytest.raises(RuntimeError, match="injected"):
+        generate(pipe, callback_on_step_end=between)
+    assert adapter.session.cache_bytes() == adapter.session._pool.host.nbytes == 0
+    monkeypatch.undo()
+    assert torch.equal(generate(pipe), expected)

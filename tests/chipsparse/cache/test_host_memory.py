@@ -82,6 +82,14 @@ def test_memory_is_unpinned_when_the_last_one_forgets_it(pinned):
     assert pages() is None
 
 
+def test_nothing_is_unpinned_on_a_gpu_that_is_stuck(pinned):
+    memory = HostMemory()
+    acquire(memory, 8192)
+    memory.release(acquire(memory, 4096))
+    memory.leave()
+    assert (memory.nbytes, sorted(pinned.values())) == (0, [4096, 8192])
+
+
 @pytest.mark.gpu
 def test_cuda_pins_and_unpins_and_says_what_it_refuses():
     memory = HostMemory()

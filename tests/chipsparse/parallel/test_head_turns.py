@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from chipsparse.common.machine import is_stuck
 from chipsparse.parallel import head_exchange, windows
 from chipsparse.parallel.head_exchange import HeadExchange, SharingGroup
 from chipsparse.parallel.head_turns import HeadTurns
@@ -104,7 +105,8 @@ def broken_off():
     try:
         exchange.peers.gather("the next step")
     except PeerError as error:
-        exchange.leave()
+        assert is_stuck(device, seconds=2)
+        exchange.close(stuck=True)
         return str(error)
     return None
 

@@ -1,5 +1,6 @@
 """Mistakes put into one rank or all, and what the ranks make of them."""
 
+import gc
 import os
 import signal
 from unittest import mock
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 import chipsparse
 from chipsparse.layers.attention import AttentionLayer
+from chipsparse.parallel.windows import Windows
 from chipsparse.plan import Action, SparsityPlan
 from tests.pipelines.parallel import equal_bits
 from tests.pipelines.parallel.equal_bits import BIG, BOTH, run, said, wan_of
@@ -67,7 +69,13 @@ def seen():
         found["tokens"] = said(wan_of(4), {**CALL, "height": 16, "width": 16, "num_frames": 1})
         found["processes"] = said(wan_of(4), CALL, parallel=chipsparse.Parallel(ulysses=3))
         # The next generation is as if nothing had been.
+        run(wan_of(4), CALL, SPARSE, BOTH)
+        groups = len(dist.distributed_c10d._world.pg_map)
+        gc.collect()
+        gc.disable()
         again, _ = run(wan_of(4), CALL, SPARSE, BOTH)
+        windows = sum(isinstance(thing, Windows) for thing in gc.get_objects())
+        found["left"] = windows, len(dist.distributed_c10d._world.pg_map) - groups
         found["afterwards"] = equal_bits.largest_difference(again, alone)
     return found
 

@@ -15,6 +15,7 @@ def test_ranks_that_differ_are_seen(tmp_path):
     for ended in both:
         found = ended.result
         assert found["afterwards"] == 0
+        assert found["left"] == [0, 0]  # windows, and new process groups
         for name in ("heads", "rows"):
             agree, sparse, difference = found[f"refreshes alone, {name}"]
             assert agree  # and none waits for the other, though they compute otherwise
