@@ -203,9 +203,9 @@ def enable(
     model_class = adapter_class(next(iter(transformers.values()))).transformer_class
     config, quality = _resolve(pipe, config, quality, model_class, len(transformers))
     bits = None if static_columns is None else static_bits(static_columns)
+    team = team_of(list(transformers.values()), parallel)
     if replaced is not None:
         replaced.disable()
-    team = team_of(list(transformers.values()), parallel)
     folder = _folder(pipe)
     classes = {name: type(item).__name__ for name, item in transformers.items()}
     report = GenerationReport(

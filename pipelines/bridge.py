@@ -101,7 +101,7 @@ def register_runner(runner: ModelAdapter) -> int:
 
 def make_tag(runner_number: int, layer: int) -> torch.Tensor:
     """The tag of one layer: int64 ``[2]`` on the CPU."""
-    return torch.tensor([runner_number, layer])
+    return torch.tensor([runner_number, layer], device="cpu")
 
 
 def _find(tag: torch.Tensor) -> tuple[ModelAdapter, int]:

@@ -70,7 +70,8 @@ class HistoryAdapter(ModelAdapter):
         if arguments.get(self.present_indices) is None:
             batch, _, frames, *_ = arguments["hidden_states"].shape
             frames //= self.patch(self._model.config, 1)[0]
-            arguments[self.present_indices] = torch.arange(frames).expand(batch, -1)
+            numbers = torch.arange(frames, device="cpu")
+            arguments[self.present_indices] = numbers.expand(batch, -1)
         self._present = arguments[self.present_indices]
 
     def _order_present(

@@ -50,7 +50,7 @@ def video_last(
     tiles ``[V]`` are the order to put the video's rows in, None for theirs. Returned are the row at
     each place, and the place of each row, int64 ``[N]`` on the device of the positions.
     """
-    is_other = torch.ones(positions.shape[-1], dtype=torch.bool)
+    is_other = torch.ones(positions.shape[-1], dtype=torch.bool, device="cpu")
     is_other[video.cpu()] = False
     video = video.to(positions.device)
     if tiles is not None:

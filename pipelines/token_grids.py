@@ -54,7 +54,7 @@ def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
     while ids.shape[0] > 0:
         if len(grids) == MOST_GRIDS:
             return None
-        place = torch.arange(ids.shape[0])
+        place = torch.arange(ids.shape[0], device="cpu")
         columns = _matching(ids, place * 0, place)
         rows = _matching(ids, place // columns, place % columns) // columns
         grids.append((1, rows, columns))
@@ -64,7 +64,7 @@ def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
 
 def _matching(ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> int:
     """The number of leading ids that lie at these rows and columns seen from the first."""
-    shift = torch.zeros(ids.shape, dtype=torch.int64)
+    shift = torch.zeros(ids.shape, dtype=torch.int64, device="cpu")
     shift[:, 1], shift[:, 2] = row, column
     # Half precision cannot hold every whole number: round as the pipeline did.
     expected = (ids[0].double() + shift).to(ids.dtype)

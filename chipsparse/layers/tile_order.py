@@ -28,10 +28,8 @@ def tile_order(grid: tuple[int, int, int], tile: tuple[int, ...]) -> torch.Tenso
     Position ``i`` of the new order holds raster token ``order[i]``. Sizes that the tile does not
     divide leave smaller tiles at the far edges; every token is kept.
     """
-    frame, row, column = (
-        axis.flatten()
-        for axis in torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij")
-    )
+    axes = (torch.arange(size, device="cpu") for size in grid)
+    frame, row, column = (axis.flatten() for axis in torch.meshgrid(*axes, indexing="ij"))
     key = torch.zeros_like(frame)
     coarse = [axis // size for axis, size in zip((frame, row, column), tile, strict=True)]
     for axis in coarse:

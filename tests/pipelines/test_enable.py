@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import re
 import warnings
 from unittest import mock
@@ -16,7 +17,7 @@ from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityCon
 from chipsparse.pipelines.adapter import ADAPTER
 from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.patches import stock_class
-from tests.pipelines.changes import add_lora
+from tests.pipelines.changes import add_lora, at_step
 from tests.pipelines.model_state import actions, state_of
 from tests.pipelines.small_sparse import generate
 from tests.pipelines.tiny_runs import STILL
@@ -45,9 +46,11 @@ def pipe(shared):
 def test_the_way_back_without_the_handle_and_a_handle_that_is_used_up(pipe):
     handle, other = chipsparse.enable(pipe, CONFIG), type(pipe)(**pipe.components)
     assert handle.enabled
+    kept = pipe.__call__
     chipsparse.disable(other)  # by the transformer that both have
     assert not handle.enabled
     handle.disable()  # may always be called
+    assert torch.equal(wan(kept), wan(pipe))
     with pytest.raises(ValueError, match="this WanPipeline is not patched by chipsparse"):
         chipsparse.disable(pipe)
     with pytest.raises(RuntimeError, match="this handle is used up"), handle:
@@ -57,6 +60,9 @@ def test_the_way_back_without_the_handle_and_a_handle_that_is_used_up(pipe):
 def test_running_a_cell_again_exchanges_the_patch(pipe):
     dense = wan(pipe)
     first = chipsparse.enable(pipe, CONFIG)
+    with pytest.raises(ValueError, match="there is none"):
+        chipsparse.enable(pipe, CONFIG, parallel=chipsparse.Parallel(ulysses=2))
+    assert first.enabled
     second = chipsparse.enable(pipe, SparsityConfig.dense())
     assert (first.enabled, second.enabled) == (False, True)
     assert torch.equal(wan(pipe), dense)
@@ -283,7 +289,17 @@ CHANGES = {
     "guidance": (lambda pipe: setattr(pipe, "_guidance_scale", 2.0), ["cond", "uncond"]),
     "LoRA scale": (lambda pipe: pipe.transformer.set_adapters("style", 0.3), ["cond", "uncond"]),
     "LoRA fused": (lambda pipe: pipe.transformer.fuse_lora(), ["cond", "uncond"]),
+    "adapter": (lambda pipe: add_lora(pipe, "to_q"), ["cond", "uncond"]),
 }
+
+
+def test_every_change_is_seen_from_the_first_step_on():
+    add_lora(pipe := tiny_wan_pipeline(), "to_q")
+    scales = itertools.count(2)
+    change = at_step(None, lambda: pipe.transformer.set_adapters("style", 1 / next(scales)))
+    with chipsparse.enable(pipe, SKIPPING.override({"schedule.full_steps": [0, 4]})) as handle:
+        wan(pipe, callback_on_step_end=change)
+    assert [r.step for r in handle.report.steps if r.restarted] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", CHANGES)

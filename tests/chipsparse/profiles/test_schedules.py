@@ -29,9 +29,10 @@ SHORT_CLIPS = GENERAL | {
 TINY_WAN = GENERAL | {
     "published": "dddddddrssssssrssssssssrssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd"
 }
-TINY_FLUX = TINY_WAN | {
-    "balanced": "dddd-d---d-------d-------d-- dddddd-d-d--d---d-----d------d-------d------d---d-"
-}
+TINY_FLUX = {**IMAGES, "published": TINY_WAN["published"]}
+TINY_FLUX["balanced"] = (
+    "dddd-d---d-------d-------d-- dddddd-d-d--d---d-----d------d-------d------d---d-"
+)
 OF_IMAGES = "Bria|BriaFibo2|Chroma|Flux|Flux2|Flux3|HiDreamImage|LongCatImage|OvisImage"
 OF_IMAGES += "|QwenImage|QwenImage21|SD3|ZImage"
 SCHEDULES = {
