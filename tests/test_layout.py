@@ -13,7 +13,7 @@ PACKAGE = ROOT / "chipsparse"
 FOLDERS = ("kernels", "pipelines", "experiments", "cli")
 MOST_MEBIBYTES = 60  # of all files together: the tree is cloned and copied often
 # Ceilings: a commit may lower them, none may raise them.
-MOST_SOURCE_LINES = 40_960
+MOST_SOURCE_LINES = 40_958
 MOST_TEST_SHARE = 0.65
 SOURCE_FOLDERS = ("chipsparse", "kernels", "pipelines", "cli", "benchmarks", "experiments")
 

@@ -147,7 +147,7 @@ class CompareOptions(GenerationOptions):
             self._check_configs()
 
     def _check_suite(self) -> None:
-        self.refuse(*NOT_OF_SUITES, why="is not for a suite, which compares what it compares")
+        self.refuse(*NOT_OF_SUITES, why="is not for a suite, which has its own methods")
         if (self.gpus or 1) > 1 or self.guidance_parallel is not None:
             raise UserError("--suite compares methods that one GPU runs; leave --gpus out")
         if self.folder.exists() and not self.folder.is_dir():

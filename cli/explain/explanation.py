@@ -62,7 +62,7 @@ class Forecast:
         plan, memory, estimate = self.planned.plan, self.memory, self.estimate
         speedup = None if estimate is None else estimate.speedup_run
         published = None
-        if speedup is not None:
+        if speedup is not None and self.sharing is None:
             published = published_psnr(model.transformer_class, speedup, experts=model.experts)
         return record.Quality(
             counts=Counter(action.value for action in plan.actions()),

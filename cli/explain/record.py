@@ -142,7 +142,7 @@ class Explanation(Result):
     def sections(self, *, verbose: bool = False) -> list[Section]:
         layers = ["layers", "sparse", "blocks", "keeps", "share", "sparse step", "dense"]
         qualities = ["quality", "full", "sparse", "skipped", "work", "caches"]
-        qualities += ["speed-up", "published"]
+        qualities += ["speed-up", "other caches"]
         whys = ((part.name, *item) for part in self.layers for item in part.dense.items())
         dense = [("dense", f"{name}, {counted(n, 'layer')}: {why}") for name, why, n in whys]
         parts = [

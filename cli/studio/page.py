@@ -22,7 +22,7 @@ from chipsparse.profiles.profile import ASSETS, bundled_model
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 TITLE = "<h1>chipsparse studio</h1><p>Everything runs on this machine, and nothing leaves it.</p>"
 ALSO = "Also takes a folder, or a name of the Hugging Face hub."
-QUALITY = "faithful computes most and is closest to dense, fast computes least."
+QUALITY = "faithful computes most and is closest to dense, draft computes least."
 SECONDS_TO_LOOK = 0.1
 NUMBERS = ("height", "width", "frames", "steps", "guidance_scale")
 Updates = dict[Any, Any]

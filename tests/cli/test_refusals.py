@@ -62,7 +62,7 @@ MISTAKES = {
     # Suites.
     f"{SUITE} --num 13": "*suite.txt has 12 prompts; --count 13 asks for more",
     f"{SUITE} -o one.txt": "--output one.txt is a file; a suite fills a folder",
-    "compare dense --suite VIDEO": "A is not for a suite, which compares what it compares",
+    "compare dense --suite VIDEO": "A is not for a suite, which has its own methods",
     f"{SUITE} --amplify 2": "--amplify is not for a suite",
     f"{SUITE} --gpus 2": "--suite compares methods that one GPU runs; leave --g",
     # Searches.
