@@ -123,7 +123,7 @@ def hook_a_linear(given, _tensors):
 CHANGES = {
     "prompt": (lambda _, tensors: {"prompt_embeds": -tensors["prompt_embeds"]}, [3], None),
     "memory": (move_weights, [3, 5, 6], "_parameters."),
-    "a LoRA comes": (lambda given, _: add_lora(given, "to_q"), [3, 5, 6], ""),
+    "a LoRA comes": (lambda given, _: add_lora(given, "to_q"), [3], None),
     "scale of a LoRA": (lambda given, _: given.transformer.set_adapters("style", 0.3), [3], None),
     "a hook": (hook_a_linear, [3], "_forward_hooks"),
 }
