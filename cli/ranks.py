@@ -161,21 +161,21 @@ def start_others(command: str, options: GenerationOptions, gpus: int) -> None:
     Raises `typer.Exit` with the status of the process that failed first.
     """
     from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing import api, errors
 
     words = command_words(command, options, {})[1:]
     words[1:1] = [option_name(name) for name in sorted(SHOWING) if getattr(options, name, False)]
-    logging.disable(logging.ERROR)  # of the launcher, which this process is from now on
+    for name in ("elastic", "elastic.agent.server.api", "run"):
+        logging.getLogger(f"torch.distributed.{name}").setLevel(logging.CRITICAL)
     others = ",".join(f"{rank}:3" for rank in range(1, gpus))  # both of their streams
     with tempfile.TemporaryDirectory(prefix="chipsparse-ranks-") as folder:
         launch = ["--standalone", f"--nproc-per-node={gpus}", "--monitor-interval=0.2"]
         launch += [f"--log-dir={folder}", f"--redirects={others}", "-m", "chipsparse", *words]
         try:
             torchrun.run(torchrun.parse_args(launch))
-        except SignalException as error:  # the first process said so
+        except api.SignalException as error:  # the first process said so
             raise typer.Exit(128 + error.sigval) from error
-        except ChildFailedError as error:
+        except errors.ChildFailedError as error:
             rank, failure = error.get_first_failure()
             if rank != 0:
                 logs = [*Path(folder).rglob(f"{rank}/stderr.log")]
