@@ -10,7 +10,7 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,7 @@ from benchmarks.curves import DENSE, OP, OURS, SKIPS, by_workload, quality_rows
 from benchmarks.records import Record, Run, environment, table
 from benchmarks.step_timing import COMPILE_OPTIONS, attention_backend
 from benchmarks.work import DenseWork, attention_of, blocks_of
-from chipsparse.config import SparsityConfig
+from chipsparse.config import PARTS, SparsityConfig
 from chipsparse.plan import Action
 from chipsparse.profiles.profile import ASSETS, bundled_model, find_profile, load_profile
 from chipsparse.schedule.schedule import Schedule
@@ -62,6 +62,7 @@ class Entry:
         config: of chipsparse; None for a stock model.
         cache: fields of the config of diffusers' cache on a stock model.
         steps: denoising steps, None for those of the dense generation.
+        within: of a config: changes the patched pipeline for the time being.
     """
 
     method: str
@@ -70,6 +71,7 @@ class Entry:
     config: SparsityConfig | None = None
     cache: Mapping[str, Any] | None = None
     steps: int | None = None
+    within: Callable[[Any], AbstractContextManager[object]] | None = None
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.method, self.variant, self.setting)))
@@ -379,7 +381,11 @@ class Lab:
                 if report is not None:
                     work = self._work.of_report(report)
                     actions = Counter(step.action.value for step in report.steps)
-                    return {"work": work / self._dense, "calls": dict(actions)}
+                    return {
+                        "work": work / self._dense,
+                        "calls": dict(actions),
+                        "sparse_layers": _sparse_layers(report),
+                    }
                 parts = self._work.of_calls(made, calls) if entry.cache else calls * self._work.call
                 return {"work": parts / self._dense}
 
@@ -392,6 +398,8 @@ class Lab:
                 stack.callback(count.remove)
                 if entry.config is not None:
                     applied = Applied(stack.enter_context(patched(pipe, entry.config)), facts=facts)
+                    if entry.within is not None:
+                        stack.enter_context(entry.within(pipe))
                 elif entry.cache is not None:
                     on = with_cache(CacheRun(pipe, steps, ratios), entry, made, self._compiled)
                     warnings = stack.enter_context(on)
@@ -406,3 +414,9 @@ class Lab:
 
     def _compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(forward, **COMPILE_OPTIONS) if self._compiles else forward
+
+
+def _sparse_layers(report: Any) -> dict[str, int]:
+    """The number of layers whose attention and MLP ran sparse in the last sparse call."""
+    sparse = [step for step in report.steps if step.action is Action.SPARSE]
+    return {part: len(sparse[-1].fractions(part)) for part in PARTS} if sparse else {}

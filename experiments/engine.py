@@ -254,11 +254,28 @@ def sparse_way(
     return Way(name, apply, key=f"{name}, {config_digest(sparsity)}", **fields)
 
 
+# Fields that decide where caches live and how kernels are launched, and not what is computed.
+NOT_COMPUTED = ("memory", "cuda_graphs")
+
+
 def config_digest(config: SparsityConfig) -> str:
     """A short name of what a config computes, wherever its caches live."""
     content = asdict(config)
-    del content["memory"]
+    for name in NOT_COMPUTED:
+        del content[name]
     return digest(content)
+
+
+def step_digest(config: SparsityConfig) -> str:
+    """A short name of what a step of each action computes, whichever steps take it.
+
+    Configs with the same one differ in their lists of steps alone, so their steps take as long.
+    """
+    content = asdict(config)
+    first_dense_layers = content.pop("schedule")["first_dense_layers"]
+    for name in NOT_COMPUTED:
+        del content[name]
+    return digest({**content, "first_dense_layers": first_dense_layers})
 
 
 def plainly(error: Exception) -> str:

@@ -8,16 +8,19 @@ with ``--count 0``, merges them: it prints the tables, and ``--json`` has all re
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -34,31 +37,23 @@ from benchmarks.curves import (
     quality_rows,
 )
 from benchmarks.equal_work import SIZE, Entry, Lab, entries, run_fields
+from benchmarks.moving_photographs.mlp_rules import RULES, simulated
+from benchmarks.prices import StepPrices, known_prices, priced
 from benchmarks.records import Record, Run, read, table, write
 from chipsparse.config import SparsityConfig
-from chipsparse.cost_model.layer_times import MEANS_SHARE
+from chipsparse.cost_model import layer_times
+from chipsparse.plan import Action
+from chipsparse.profiles.profile import find_profile
+from chipsparse.schedule.schedule import Schedule
 
 OP = "moving_photographs"
-# Times of HunyuanVideo's steps at 720p over a dense one; of a sparse step by its share of columns:
-# 0.20 with 10 %, 0.29 with 20 %.
-PRICES = {"dense": 1.0, "refresh": 1.14, "skip": 0.0}
-SPARSE_FIXED, SPARSE_COLUMNS = 0.11, 0.9
-SPEEDUPS = {f"{speedup:g}x": 1 / speedup for speedup in (2.5, 3.6, 5, 7)}
-BASE = SparsityConfig().override(
-    {
-        "attention.density": 0.1,
-        "attention.delta_rule": "means",
-        "mlp.density": "dense",
-        "schedule.first_dense_layers": 1,
-        "schedule.forecast": 0.5,
-        "schedule.forecast_after": 0.2,
-        "memory.offload": "never",
-        "cuda_graphs": "never",  # not worth their capture for a single clip
-    }
-)
-SKIP_SHARES = (0.12, 0.16, 0.2, 0.24, 0.28, 0.34, 0.4, 0.5)
-# Shares of the steps in full and sparse; draft, fast, balanced and others.
-SPARSE_SHARES = ((0.1, 0.14), (0.12, 0.3), (0.18, 0.34), (0.08, 0.22), (0.14, 0.18), (0.22, 0.24))
+QUALITIES = "qualities"  # the variant of the shipped ones
+COMPARED = ("faithful", "balanced", "fast", "draft")
+MODEL_CLASS = "WanTransformer3DModel"  # whose shipped profile is evaluated
+# Shares of the steps that lists of full and skipped steps compute, and of those with sparse steps:
+# in full and sparse.
+SKIP_SHARES = (0.1, 0.12, 0.16, 0.2, 0.24, 0.28, 0.34, 0.4, 0.5)
+SPARSE_SHARES = ((0.22, 0.24), (0.14, 0.18), (0.08, 0.22))
 # Which of the other methods' settings: those about their published speed-ups, and faster ones.
 RIVALS = "|".join(
     (
@@ -89,55 +84,73 @@ PICTURE_FRAMES = 4
 TINY = {"size": "64x64x5", "steps": 12, "count": 2}
 
 
-def ways(steps: int, profiles: Sequence[Path] = ()) -> list[Entry]:
-    """All ways but dense: ours, those of profiles, fewer steps, and diffusers' caches."""
+def shipped() -> dict[str, SparsityConfig]:
+    """The configs of the shipped qualities of `MODEL_CLASS`, by name.
+
+    Sparse steps are launched: for a single clip a CUDA graph is not worth its capture.
+    """
+    qualities = find_profile(None, MODEL_CLASS).qualities
+    launched = {"cuda_graphs": "never"}
+    return {name: config.override(launched) for name, config in qualities.items()}
+
+
+def ways(
+    steps: int, profiles: Sequence[Path] = (), lists: Sequence[str] = (), *, rules: bool = False
+) -> list[Entry]:
+    """All ways but dense: the shipped qualities, lists of ours, profiles, fewer steps, and caches.
+
+    Args:
+        steps: of the dense generation.
+        profiles: further files of ours.
+        lists: numbers of full steps, or of full and sparse ones as ``9+17``; none: by shares.
+        rules: also the simulated rules of sparse MLPs, at ``balanced`` and ``fast``.
+    """
     own = (OURS, SKIPS)
     others = entries(steps, profiles)
     chosen = [one for one in others if one.method in own or re.match(RIVALS, str(one))]
-    return [*_skips(steps), *_sparse(steps), *chosen]
+    counts = [_counts(text) for text in lists]
+    if not lists:
+        counts = [(round(share * steps), 0) for share in SKIP_SHARES]
+        counts += [(round(full * steps), round(sparse * steps)) for full, sparse in SPARSE_SHARES]
+    simulated = _simulated() if rules else ()
+    return [*_qualities(steps), *(_list(*pair, steps) for pair in counts), *simulated, *chosen]
 
 
-def _skips(steps: int) -> Iterator[Entry]:
-    for share in SKIP_SHARES:
-        schedule = {"schedule.full_share": share, "schedule.sparse_steps": 0.0}
-        yield Entry(SKIPS, "", f"{round(share * steps)} in full", BASE.override(schedule))
+def _counts(text: str) -> tuple[int, int]:
+    """The numbers of full and sparse steps of a text such as ``9+17`` or ``20``."""
+    match = re.fullmatch(r"(\d+)(?:\+(\d+))?", text)
+    if match is None or int(match[1]) < 1:
+        raise ValueError(f"--lists: expected numbers such as 20 or 9+17, got {text!r}")
+    return int(match[1]), int(match[2] or 0)
 
 
-def _sparse(steps: int) -> Iterator[Entry]:
-    def entry(variant: str, setting: str, rule: str, **schedule: Any) -> Entry:
-        changes = {f"schedule.{name}": value for name, value in schedule.items()}
-        config = BASE.override({"attention.delta_rule": rule, **changes})
-        return Entry(OURS, variant, setting, config)
-
-    for rule, shares in (("means", SPARSE_SHARES), ("difference", SPARSE_SHARES[:3])):
-        for full, sparse in shares:
-            setting = f"{round(full * steps)} in full, {round(sparse * steps)} sparse"
-            yield entry(rule, setting, rule, full_share=full, sparse_steps=sparse)
-    published = {"warmup_steps": 6, "refresh_every": 10}
-    yield entry("published", "warm-up 6, refresh every 10", "difference", **published)
+def _qualities(steps: int) -> Iterator[Entry]:
+    for name, config in shipped().items():
+        sparse = Action.SPARSE in Schedule(config.schedule, steps).actions
+        yield Entry(OURS if sparse else SKIPS, QUALITIES, name, config)
 
 
-def cost(calls: Mapping[str, int], density: float) -> float:
-    """The time of a generation at HunyuanVideo's prices, over the dense one's.
+def _list(full: int, sparse: int, steps: int) -> Entry:
+    """``balanced`` with so many full and sparse steps; the rest is skipped."""
+    config = shipped()["balanced"]
+    schedule = replace(
+        config.schedule, full_share=full / steps, sparse_steps=sparse / steps, least_full=2
+    )
+    setting = f"{full} in full, {sparse} sparse" if sparse else f"{full} in full"
+    method, variant = (OURS, "lists") if sparse else (SKIPS, "")
+    return Entry(method, variant, setting, replace(config, schedule=schedule))
 
-    Args:
-        calls: how often each action was.
-        density: mean share of the columns over the layers that are sparse.
-    """
-    prices = {**PRICES, "sparse": SPARSE_FIXED + SPARSE_COLUMNS * density}
-    return sum(prices[action] * count for action, count in calls.items()) / sum(calls.values())
 
-
-def density(config: SparsityConfig, layers: int) -> float:
-    """The mean share of columns over the layers that may be sparse, means as their cost."""
-    shares: list[Any] = [config.attention.density] * layers
-    for budget in config.layers:
-        for chosen in budget.ranges if budget.attention is not None else ():
-            for layer in chosen:
-                shares[layer] = budget.attention
-    sparse = shares[config.schedule.first_dense_layers :]
-    mean = statistics.fmean(1.0 if share == "dense" else share for share in sparse or [1.0])
-    return mean + MEANS_SHARE * (config.attention.delta_rule == "means")
+def _simulated() -> Iterator[Entry]:
+    for name in ("balanced", "fast"):
+        config = shipped()[name]
+        first = config.schedule.first_dense_layers
+        for density in (0.5, 0.3):  # by the kernels that there are
+            sparse = config.override({"mlp.density": density})
+            yield Entry(OURS, f"MLP {density:.0%}", name, sparse)
+        for rule in RULES:
+            within = partial(simulated, rule, first=first)
+            yield Entry(OURS, f"MLP, {rule.name}", name, config, within=within)
 
 
 def watched_dense() -> Any:
@@ -184,6 +197,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shift", type=float, help="of noise levels, default the model's")
     parser.add_argument("--words", type=float, default=0.8, help="share of words that captions say")
     parser.add_argument("--profiles", type=Path, nargs="*", default=[], help="further ones of ours")
+    listed = "lists of ours: 20 has so many full steps, 9+17 also 17 sparse ones"
+    parser.add_argument("--lists", nargs="*", default=[], help=listed)
+    parser.add_argument("--rules", action="store_true", help="also simulated rules of sparse MLPs")
     parser.add_argument("--case", default="", help="only ways whose name holds this expression")
     parser.add_argument("--limit", type=float, default=540, help="seconds of this call")
     parser.add_argument("--pictures", type=Path, help="folder for some frames of each clip")
@@ -201,8 +217,9 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
         _make(args, device, dtype, begun + args.limit)
     if world == 1:
         to.add(*read(*sorted(args.out.glob("*.json"))))
+        prices = known_prices()
         for name, clips in by_workload(to.records).items():
-            print(f"## {name}\n\n{report(clips)}\n")
+            print(f"## {name}\n\n{report(clips, prices)}\n")
 
 
 def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, end: float) -> None:
@@ -243,12 +260,13 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
         timed=False,
         write=None if args.pictures is None else partial(_picture, args.pictures),
     )
-    known = {str(entry): entry for entry in ways(lab.steps, args.profiles)}
-    known = {way: entry for way, entry in known.items() if re.search(args.case, way)}
-    layers = len(model.transformer.blocks)
+    every_way = ways(lab.steps, args.profiles, args.lists, rules=args.rules)
+    known = {str(entry): entry for entry in every_way if re.search(args.case, str(entry))}
     run_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name} {generation_of(shared)}")
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    with lab.prepared(compiled=False):
+    # So narrow layers, which stand for wide ones, would stay dense by their time.
+    every_part_pays = mock.patch.object(layer_times, "LEAST_GAIN", -math.inf)
+    with every_part_pays, lab.prepared(compiled=False):
         for clip in samples[rank::world]:
             file = args.out / f"{run_name}-{clip.index:03d}.json"
             made = {name_of(record): record for record in (read(file) if file.is_file() else [])}
@@ -259,10 +277,7 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
             ]
             for record in lab.records(missing, [clip]) if missing else ():
                 entry = known.get(name_of(record), Entry(DENSE))
-                record["config"], record["cost"] = _digest(entry), record.get("work")
-                if entry.config is not None and record["refused"] is None:
-                    record["cost"] = cost(record["calls"], density(entry.config, layers))
-                made[name_of(record)] = record
+                made[name_of(record)] = record | _facts(entry)
                 write([*made.values()], file)
                 if time.monotonic() > end:
                     print(f"clip {clip.index}: the time is up", flush=True)
@@ -278,6 +293,21 @@ def _digest(entry: Entry) -> str:
     from chipsparse.experiments.engine import config_digest
 
     return "" if entry.config is None else config_digest(entry.config)
+
+
+def _facts(entry: Entry) -> Record:
+    """The fields of a record that say what was computed, by which it is priced."""
+    from chipsparse.experiments.engine import step_digest
+
+    facts: Record = {"config": _digest(entry)}
+    if entry.config is not None:
+        facts["step_config"] = step_digest(entry.config)
+    times = {rule.name: rule.time for rule in RULES}
+    time = times.get(entry.variant.removeprefix("MLP, "))
+    if entry.config is not None and time is not None:
+        thirty = entry.config.override({"mlp.density": 0.3})
+        facts |= {"mlp_time": time, "step_config_sparse_mlp": step_digest(thirty)}
+    return facts
 
 
 def _picture(folder: Path, way: Any, sample: Any, frames: np.ndarray) -> None:
@@ -329,16 +359,32 @@ def made_in_all_ways(clips: Sequence[Record]) -> list[Record]:
     return [clip for clip in clips if made[clip["prompt"]] == max(made.values())]
 
 
-def report(clips: Sequence[Record]) -> str:
+def report(clips: Sequence[Record], prices: Mapping[str, StepPrices]) -> str:
     """The tables of one kind of generation in Markdown, with what makes the model comparable."""
-    whole = made_in_all_ways(clips)
-    equal = quality_rows(whole, "cost", SPEEDUPS)
+    whole = made_in_all_ways(priced(clips, prices))
+    equal = quality_rows(of_qualities(whole), "cost", costs(whole))
     title = "PSNR in dB at equal cost, mean (worst), of clips made in all ways:"
     columns = dict.fromkeys(equal[0] if equal else (), "s")
-    lines = [table(rows_of(clips), COLUMNS), "", title, "", table(equal, columns), ""]
+    lines = [table(rows_of(whole), COLUMNS), "", title, "", table(equal, columns), ""]
     lines.append(hardness(whole))
     refused = {name_of(clip): clip["refused"] for clip in clips if clip["refused"] is not None}
     return "\n".join([*lines, *(f"- {name} refused: {why}" for name, why in refused.items())])
+
+
+def of_qualities(clips: Iterable[Record]) -> list[Record]:
+    """The clips of the shipped qualities, of lists of skips and of other methods."""
+    return [clip for clip in clips if clip["method"] != OURS or clip["variant"] == QUALITIES]
+
+
+def costs(clips: Iterable[Record]) -> dict[str, float]:
+    """The costs of the shipped qualities by name and speed-up, the slowest first.
+
+    The one that was published first, which others do not aim at, is left out.
+    """
+    own = [clip for clip in clips if clip["variant"] == QUALITIES and clip["refused"] is None]
+    by_name = {clip["setting"]: clip["cost"] for clip in own if clip["setting"] in COMPARED}
+    names = sorted(by_name, key=lambda name: -by_name[name])
+    return {f"`{name}`, {1 / by_name[name]:.1f}x": by_name[name] for name in names}
 
 
 def hardness(clips: Sequence[Record]) -> str:

@@ -40,19 +40,25 @@ from benchmarks.moving_photographs.model import (
 )
 
 # HEIGHTxWIDTHxFRAMES:clips of a process:weight:from:to, in shares of the training.
-PLAN = "256x256x61:16:3:0:0.5,512x512x61:4:1:0.25:1,512x512x157:1:0.4:0.5:1"
+# Short clips come first: what photographs look like is learned from many scenes.
+PLAN = "256x256x13:48:1:0:0.35,256x256x61:16:1:0:0.6,512x512x61:4:1:0.3:1"
 DISTIL_PLAN = "256x256x61:8:1:0:0.5,512x512x61:2:1:0.2:1"
 TINY_PLAN, TINY_FIT = "32x32x5:2:1:0:1,48x32x5:2:1:0:1", ((32, 32, 8),)
 GENERATION = {"steps": 50, "guidance": 6.0, "shift": 7.0}
 SMALL_TOKENS, SMALL_SHIFT = 8192, 4.0  # below so many tokens noise levels are shifted by less
 UNCONDITIONAL, UNSAID = 0.12, 0.2  # shares of captions, and of words, that are left out
 CLOCK_STEPS = 5  # between looks at the clock
-WARM_UP = 60  # steps in which the learning rate rises
-DECAY = 0.5  # the share of the training after which it falls
+NEW_CLIPS = 8  # of so many clips of a step one is drawn anew
+WARM_UP = 200  # steps in which the learning rate rises
+DECAY = 0.3  # the share of the training after which it falls
 AVERAGED = 0.997  # weight of the averaged weights at each step, less at first
+# Gradients are cut to this many times their usual norm. Muon normalizes its momentum, so a batch
+# with large gradients would decide the direction of some twenty steps.
+LARGEST_GRADIENT = 1.5
+USUAL_NORM_MEMORY = 0.98  # weight of the usual norm so far at each step
 FIT_SIZES, FIT_CLIPS = ((256, 256, 8), (512, 512, 8)), 24
-MUON: dict[str, Any] = {"weight_decay": 0.01, "adjust_lr_fn": "match_rms_adamw"}
-ADAMW: dict[str, Any] = {"betas": (0.9, 0.98), "weight_decay": 0.0}
+MUON: dict[str, Any] = {"weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+ADAMW: dict[str, Any] = {"betas": (0.9, 0.99), "weight_decay": 0.0}
 ADAMW_RATE = 0.5  # of Muon's
 
 
@@ -91,10 +97,10 @@ class Clips:
         self._pools: dict[Canvas, deque[tuple[Tensor, Tensor]]] = {}
 
     def batch(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
-        """Latents ``[n, C, t, h, w]`` and captions ``[n, ROWS, TEXT_DIM]``, a quarter of it new."""
+        """Latents ``[n, C, t, h, w]`` and captions ``[n, ROWS, TEXT_DIM]``, some of them new."""
         clips, device = canvas.clips, self._photographs.device
         pool = self._pools.setdefault(canvas, deque(maxlen=max(64, 4 * clips)))
-        for _ in range(max(clips - len(pool), clips // 4 + 1)):
+        for _ in range(max(clips - len(pool), clips // NEW_CLIPS, 1)):
             scene = Scene.drawn(self._draw.getrandbits(60), len(self._photographs))
             height, width, frames = canvas.size
             pixels = draw(scene, self._photographs, (height, width, frames + BLOCK[0] - 1))
@@ -219,6 +225,7 @@ class Training:
             torch.optim.AdamW(others, **ADAMW),
         ]
         self._weights = list(named.values())
+        self._usual_norm: Tensor | None = None  # of gradients, since this call began
         self._averaged = list(self.average.transformer.requires_grad_(False).parameters())
 
     @torch.no_grad()
@@ -232,7 +239,7 @@ class Training:
             parts = flat.div_(world).split([gradient.numel() for gradient in gradients])
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
-        torch.nn.utils.clip_grad_norm_(self._weights, 1.0)
+        self._cut(gradients)
         falling = 1.0 if share < DECAY else max(0.02, (1 - share) / (1 - DECAY))
         rate = self.rate * falling * min(1.0, (self.fresh + 1) / WARM_UP)
         for optimizer, part in zip(self.optimizers, (1.0, ADAMW_RATE), strict=True):
@@ -244,6 +251,14 @@ class Training:
         torch._foreach_lerp_(self._averaged, self._weights, 1 - kept)
         self.steps += 1
         self.fresh += 1
+
+    def _cut(self, gradients: list[Tensor]) -> None:
+        """Shortens gradients, in place, that are far larger than those of the last steps."""
+        norm = torch.nn.utils.get_total_norm(gradients)
+        usual = norm if self._usual_norm is None else self._usual_norm
+        largest = LARGEST_GRADIENT * usual
+        torch._foreach_mul_(gradients, (largest / (norm + 1e-9)).clamp(max=1.0))
+        self._usual_norm = torch.lerp(norm.minimum(largest), usual, USUAL_NORM_MEMORY)
 
     def save(self, out: Path) -> None:
         """Writes the state and the checkpoint of the average."""
@@ -328,15 +343,20 @@ def run(args: argparse.Namespace, begun: float) -> Training:
     torch.manual_seed(seed)
     clips, canvases = Clips(photographs, model, seed), Canvas.parsed(args.plan)
     losses: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+    for canvas in canvases:  # compiles what is left of them before the clock starts
+        if training.seconds < canvas.end * args.seconds:
+            loss(model.transformer, *clips.batch(canvas), canvas).backward()
+            model.transformer.zero_grad(set_to_none=True)
     earlier, loop_began, saved = training.seconds, time.monotonic(), 0.0
     first = training.steps
     while args.steps is None or training.steps < first + args.steps:
         if (training.steps - first) % CLOCK_STEPS == 0:
             passed = time.monotonic() - loop_began
-            clock = torch.tensor([passed, time.monotonic() - begun], device=device)
-            if world > 1:
-                dist.broadcast(clock, 0)  # so that all processes decide the same
-            in_loop, in_call = clock.tolist()
+            in_loop, in_call = passed, time.monotonic() - begun
+            if world > 1:  # so that all processes decide the same
+                clock = torch.tensor([in_loop, in_call], device=device)
+                dist.broadcast(clock, 0)
+                in_loop, in_call = clock.tolist()
             training.seconds = earlier + in_loop
             if training.seconds >= args.seconds or in_call >= args.limit:
                 break
@@ -352,6 +372,8 @@ def run(args: argparse.Namespace, begun: float) -> Training:
         losses[canvas.size].append(value.detach())
         if rank == 0 and training.steps % args.print_every == 0:
             means = {size: torch.stack(values).mean() for size, values in sorted(losses.items())}
+            if not all(mean.isfinite() for mean in means.values()):
+                raise RuntimeError(f"the loss of step {training.steps} is not finite; lower --rate")
             text = ", ".join(f"{'x'.join(map(str, size))}: {m:.4f}" for size, m in means.items())
             passed = time.monotonic() - loop_began
             print(f"step {training.steps}, {passed:.0f} s, loss {text}", flush=True)
@@ -370,11 +392,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("photographs", type=Path, help="folder of JPEGs")
     parser.add_argument("out", type=Path, help="folder for state.pt and checkpoint/")
-    parser.add_argument("--seconds", type=float, default=1100, help="of the whole training")
+    parser.add_argument("--seconds", type=float, default=680, help="of the whole training")
     parser.add_argument("--limit", type=float, default=520, help="seconds of this call")
     parser.add_argument("--steps", type=int, help="at most so many in this call")
     parser.add_argument("--plan", help="canvases: HEIGHTxWIDTHxFRAMES:CLIPS:WEIGHT:FROM:TO,...")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate; 2e-3 diverges")
+    parser.add_argument("--rate", type=float, default=6e-4, help="learning rate of Muon")
     parser.add_argument("--checkpoint", type=Path, help="go on from its weights without a state")
     parser.add_argument("--teacher", type=Path, help="checkpoint of a teacher, for --distil")
     parser.add_argument("--distil", type=int, help="train a student of so many steps")
