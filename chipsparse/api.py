@@ -227,6 +227,7 @@ def enable(
                 name,
                 static_bits=bits,
                 agreement=None if team is None else team.agreement,
+                masked=adapter_class(transformer).masked_parts,
             )
             adapter = adapter_class(transformer)(transformer, session, tracker, loop, team)
             handle._adapters.append(adapter)

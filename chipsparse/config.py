@@ -87,6 +87,22 @@ class MLPConfig(Validated):
         return self.density != "dense"
 
 
+@dataclass(frozen=True, repr=False)
+class SkippingConfig(Validated):
+    """The full steps of a generation in which sparse steps cost too much; all others are skipped.
+
+    See ``schedule.sparse_at_most``.
+    """
+
+    full_share: float = share(0.4, "compute this share of the steps in full, above 0")
+    least_full: int = option(2, "but at least so many of them", minimum=2)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.full_share == 0:
+            raise ValueError("full_share: expected a number above 0 and at most 1, got 0")
+
+
 # Fields of the published form of a schedule, which a list of full steps takes the place of.
 PUBLISHED_FORM = ("warmup_steps", "refresh_every")
 
@@ -124,6 +140,15 @@ class ScheduleConfig(Validated):
         "1 all but the full ones; or, with full_steps, these steps in order. The rest is skipped",
         minimum=0,
     )
+    sparse_at_most: float | None = share(
+        None,
+        "take sparse steps only where one is expected to take at most this share of a dense "
+        "step's time, by the sizes of the video or image and the rates of an H200; elsewhere "
+        "skipping says what is computed. null: everywhere",
+    )
+    skipping: SkippingConfig | None = option(
+        None, "the full steps where sparse ones cost more than sparse_at_most"
+    )
     forecast: float = share(
         0.0,
         "a skipped step continues the line through the last two outputs that were computed, by "
@@ -158,6 +183,7 @@ class ScheduleConfig(Validated):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_full()
+        self._check_by_cost()
         actions = self.actions
         if actions is None:
             return
@@ -175,6 +201,38 @@ class ScheduleConfig(Validated):
     def lists_full(self) -> bool:
         """True for the form that lists the full steps; ``actions`` overrides both forms."""
         return self.actions is None and not (self.full_steps is None and self.full_share is None)
+
+    def at_cost(self, sparse_cost: float | None) -> ScheduleConfig:
+        """Return the schedule where a sparse step takes this share of a dense one's time.
+
+        None: no layer can be sparse. The result is this schedule, or the one of ``skipping``.
+        """
+        if self.sparse_at_most is None:
+            return self
+        if sparse_cost is not None and sparse_cost <= self.sparse_at_most:
+            return self
+        assert self.skipping is not None
+        return dataclasses.replace(
+            self,
+            full_share=self.skipping.full_share,
+            least_full=self.skipping.least_full,
+            sparse_steps=0.0,
+            sparse_at_most=None,
+            skipping=None,
+        )
+
+    def _check_by_cost(self) -> None:
+        """Raises `ValueError` for a bound of cost without what is done beyond it."""
+        if (self.sparse_at_most is None) != (self.skipping is None):
+            raise ValueError(
+                "sparse_at_most and skipping belong together: which steps are sparse up to a cost, "
+                "and which are computed beyond it"
+            )
+        if self.sparse_at_most is not None and self.full_share is None:
+            raise ValueError(
+                f"sparse_at_most ({self.sparse_at_most:g}) needs full_share: the steps in full "
+                "where sparse ones are taken"
+            )
 
     def _check_full(self) -> None:
         """Raises `ValueError` for a list of full steps that cannot be, or one in both forms."""

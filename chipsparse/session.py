@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -15,8 +15,9 @@ from chipsparse.cache.offload import OffloadPool
 from chipsparse.cache.store import CacheStore
 from chipsparse.common.machine import device_allocated_bytes
 from chipsparse.conditioning import Conditioning
-from chipsparse.config import PARTS, LayerPart, SparsityConfig
+from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
 from chipsparse.cost_model.layer_times import captures, known_rates, part_times, slower_parts
+from chipsparse.cost_model.relative_cost import decided, why_skipping
 from chipsparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.graphs.step_graph import StepGraphs
 from chipsparse.kernels.dense_attention.measure import FastestKernel
@@ -26,7 +27,7 @@ from chipsparse.layers.mlp import MLPLayer
 from chipsparse.layers.other_text import aligned
 from chipsparse.layers.state import Shared, StepState
 from chipsparse.layers.tile_order import grids_order, inverse_order
-from chipsparse.layout import ModelLayout
+from chipsparse.layout import Grid, ModelLayout
 from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan, recorded_after
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
@@ -109,8 +110,11 @@ class Session:
         capturer: CudaCapturer | None = None,
         static_bits: frozenbitarray | None = None,  # columns that are always kept
         agreement: Agreement | None = None,  # with other processes that run the same calls
+        masked: Collection[Part] = (),  # parts that the model masks in every call: never sparse
     ) -> None:
         self.config = config
+        self.masked = frozenset(masked)
+        self._decided: dict[tuple[Grid, ...], SparsityConfig] = {}  # by the video's or image's size
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
@@ -155,6 +159,12 @@ class Session:
         """The plan of the generation in progress, for the branch that was called last."""
         return self._generation.plan
 
+    def config_for(self, layout: ModelLayout) -> SparsityConfig:
+        """Return the config with the schedule for a video or image of this size."""
+        if layout.grids not in self._decided:
+            self._decided[layout.grids] = decided(self.config, layout, self.masked)
+        return self._decided[layout.grids]
+
     def close(self) -> None:
         self.reset()
         self._pool.close()
@@ -189,8 +199,9 @@ class Session:
         """
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
-        own = self._generation.aligned(layout, self.config)
-        plan = SparsityPlan(self.config, own, context.steps, context.first, context.corrects)
+        config = self.config_for(layout)
+        own = self._generation.aligned(layout, config)
+        plan = SparsityPlan(config, own, context.steps, context.first, context.corrects)
         is_first = not self._generation.includes(context, plan)
         restarted = is_first and context.generation == self._generation.number
         if is_first:
@@ -229,6 +240,9 @@ class Session:
             self.report.fall_back(f"calls of branch {context.branch} run dense: {why_not_cached}")
         if is_first:
             self.report.look_ahead(plan, record)
+            skipping = why_skipping(self.config, layout, self.masked)
+            if skipping is not None:
+                self.report.note(skipping)
         if branch.recorded is None:
             for note in plan.notes(on_cpu=device.type == "cpu"):
                 self.report.note(note)

@@ -17,6 +17,7 @@ from chipsparse.cli.views.units import counted
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
 from chipsparse.config import PARTS, ConfigError, Part
+from chipsparse.cost_model.relative_cost import decided
 from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
@@ -78,7 +79,8 @@ def plan_generation(
     if not model.has_guider:
         branches += adapter.further_branches(model.default)
     with user_errors(ConfigError, what=profile.source):
-        plan = SparsityPlan(profile.sparsity, layout, called_steps(settings, model))
+        config = decided(profile.sparsity, layout, adapter.masked_parts)
+        plan = SparsityPlan(config, layout, called_steps(settings, model))
     never: dict[Part, str] = {}
     if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
         never["mlp"] = "its weights are quantized"

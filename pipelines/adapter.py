@@ -315,6 +315,12 @@ class ModelAdapter(PatchedFamily):
         layout = layout if self.split is None else self.split.open(layout)
         changed = None if self._state is None else self._state.change()
         self._recomputed += changed is not None and bool(COMPUTES.search(changed))
+        if context.generation != self._corrected_generation:
+            schedule = self.session.config_for(layout).schedule
+            listed = Schedule(schedule, context.steps, context.first)
+            self._corrected_generation = context.generation
+            self._corrects = self._loop.corrects(listed) and self._is_scheduled
+        context = replace(context, corrects=self._corrects)
         conditioning = None  # of which other processes would have to know
         if self._guidance_split is None:
             changes = {"the model": self._recomputed, "guidance_scale": self._guidance(context)}
@@ -400,12 +406,7 @@ class ModelAdapter(PatchedFamily):
         loop.note_uncorrected(context.step)
         if not loop.correction.follows(loop.scheduler):
             loop.follow_schedulers()
-        if context.generation != self._corrected_generation:
-            listed = Schedule(self.session.config.schedule, context.steps, context.first)
-            self._corrected_generation = context.generation
-            self._corrects = loop.corrects(listed) and self._is_scheduled
-        placed = self._is_scheduled or step is not None
-        return replace(context, placed=placed, corrects=self._corrects)
+        return replace(context, placed=self._is_scheduled or step is not None)
 
     def _say_what_is_unknown(self, context: StepContext) -> None:
         """Reports of a call that the scheduler does not run what is not known for this reason."""

@@ -11,6 +11,7 @@ import torch
 from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
+from chipsparse.schedule.schedule import MANY_STEPS
 
 
 class SeparateLengths(ModelAdapter):
@@ -43,7 +44,10 @@ class SeparateLengths(ModelAdapter):
         distinct = list(dict.fromkeys(lengths or ()))
         together = len(distinct) < 2 or torch.is_grad_enabled()
         if not together and self.split is None:  # the model masks them where nothing is sparse
-            together = SparsityPlan(self.session.config, self.layout(arguments)).is_dense()
+            layout = self.layout(arguments)
+            config = self.session.config_for(layout)
+            # A share of steps is none of an unknown number, so as many as there may be.
+            together = SparsityPlan(config, layout, MANY_STEPS).is_dense()
         if together:
             return super().call(forward, args, kwargs)
         self._branches = len(distinct)

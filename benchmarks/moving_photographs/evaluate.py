@@ -38,10 +38,14 @@ from benchmarks.curves import (
 )
 from benchmarks.equal_work import SIZE, Entry, Lab, entries, run_fields
 from benchmarks.moving_photographs.mlp_rules import RULES, simulated
+from benchmarks.moving_photographs.model import BLOCK
 from benchmarks.prices import StepPrices, known_prices, priced
 from benchmarks.records import Record, Run, read, table, write
 from chipsparse.config import SparsityConfig
 from chipsparse.cost_model import layer_times
+from chipsparse.cost_model.relative_cost import decided
+from chipsparse.layout import ModelLayout
+from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import Action
 from chipsparse.profiles.profile import find_profile
 from chipsparse.schedule.schedule import Schedule
@@ -95,12 +99,18 @@ def shipped() -> dict[str, SparsityConfig]:
 
 
 def ways(
-    steps: int, profiles: Sequence[Path] = (), lists: Sequence[str] = (), *, rules: bool = False
+    steps: int,
+    layout: ModelLayout,
+    *,
+    profiles: Sequence[Path] = (),
+    lists: Sequence[str] = (),
+    rules: bool = False,
 ) -> list[Entry]:
     """All ways but dense: the shipped qualities, lists of ours, profiles, fewer steps, and caches.
 
     Args:
         steps: of the dense generation.
+        layout: of its calls, by which a quality decides whether it has sparse steps.
         profiles: further files of ours.
         lists: numbers of full steps, or of full and sparse ones as ``9+17``; none: by shares.
         rules: also the simulated rules of sparse MLPs, at ``balanced`` and ``fast``.
@@ -113,7 +123,8 @@ def ways(
         counts = [(round(share * steps), 0) for share in SKIP_SHARES]
         counts += [(round(full * steps), round(sparse * steps)) for full, sparse in SPARSE_SHARES]
     simulated = _simulated() if rules else ()
-    return [*_qualities(steps), *(_list(*pair, steps) for pair in counts), *simulated, *chosen]
+    own_lists = (_list(*pair, steps) for pair in counts)
+    return [*_qualities(steps, layout), *own_lists, *simulated, *chosen]
 
 
 def _counts(text: str) -> tuple[int, int]:
@@ -124,9 +135,10 @@ def _counts(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 0)
 
 
-def _qualities(steps: int) -> Iterator[Entry]:
+def _qualities(steps: int, layout: ModelLayout) -> Iterator[Entry]:
     for name, config in shipped().items():
-        sparse = Action.SPARSE in Schedule(config.schedule, steps).actions
+        schedule = decided(config, layout).schedule
+        sparse = Action.SPARSE in Schedule(schedule, steps).actions
         yield Entry(OURS if sparse else SKIPS, QUALITIES, name, config)
 
 
@@ -134,7 +146,12 @@ def _list(full: int, sparse: int, steps: int) -> Entry:
     """``balanced`` with so many full and sparse steps; the rest is skipped."""
     config = shipped()["balanced"]
     schedule = replace(
-        config.schedule, full_share=full / steps, sparse_steps=sparse / steps, least_full=2
+        config.schedule,
+        full_share=full / steps,
+        sparse_steps=sparse / steps,
+        least_full=2,
+        sparse_at_most=None,
+        skipping=None,
     )
     setting = f"{full} in full, {sparse} sparse" if sparse else f"{full} in full"
     method, variant = (OURS, "lists") if sparse else (SKIPS, "")
@@ -260,7 +277,9 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
         timed=False,
         write=None if args.pictures is None else partial(_picture, args.pictures),
     )
-    every_way = ways(lab.steps, args.profiles, args.lists, rules=args.rules)
+    layout = layout_of(model.transformer, *(settings[name] for name in SIZE))
+    options = {"profiles": args.profiles, "lists": args.lists, "rules": args.rules}
+    every_way = ways(lab.steps, layout, **options)
     known = {str(entry): entry for entry in every_way if re.search(args.case, str(entry))}
     run_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name} {generation_of(shared)}")
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -282,6 +301,16 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
                 if time.monotonic() > end:
                     print(f"clip {clip.index}: the time is up", flush=True)
                     return
+
+
+def layout_of(transformer: Any, height: int, width: int, frames: int) -> ModelLayout:
+    """The sizes of a call of the model for a clip of so many pixels and frames."""
+    time, rows, columns = BLOCK
+    latents = ((frames - 1) // time + 1, height // rows, width // columns)
+    layout: ModelLayout = ADAPTERS[MODEL_CLASS].planned_layout(
+        transformer.config, latents=latents, text_tokens=0
+    )
+    return layout
 
 
 def name_of(record: Record) -> str:

@@ -5,8 +5,8 @@ brings its own ``chipsparse.yaml``.
 
 The named configs are its qualities: how much of a generation is computed, for people who do not
 tune. Each is put together from three mappings, the later going before the earlier: what
-``assets/qualities`` says for its name, the profile's ``sparsity``, which all have in common, and
-what the profile says for its name.
+``assets/qualities.yaml`` says for its name, the profile's ``sparsity``, which all have in common,
+and what the profile says for its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn
 
 import yaml
 
@@ -27,7 +27,8 @@ from chipsparse.profiles.tuned_range import TunedFor
 Medium = Literal["video", "image"]
 ASSETS = Path(__file__).parents[1] / "assets"
 PROFILES = ASSETS / "profiles"
-QUALITIES_FILES = {medium: ASSETS / "qualities" / f"{medium}.yaml" for medium in get_args(Medium)}
+QUALITIES_FILE = ASSETS / "qualities.yaml"
+IMAGES, ALL = "images", "all"  # keys of that file: what images differ in, and what all of these do
 MODEL_PROFILE_NAME = "chipsparse.yaml"
 LARGEST_FILE_BYTES = 1 << 20
 MOST_STEPS = 1000  # the most that a schedule of diffusers tells apart
@@ -102,7 +103,7 @@ class Profile:
     @property
     def is_general(self) -> bool:
         """True for the profile of models that have none."""
-        return self.source == str(QUALITIES_FILES["video"])
+        return self.source == str(QUALITIES_FILE)
 
     def of_quality(self, name: str) -> Profile:
         """Return the same profile with another of its qualities taken.
@@ -176,12 +177,14 @@ def load_profile(path: Path | str) -> Profile:
             is allowed.
     """
     data = _read(Path(path))
+    if Path(path) == QUALITIES_FILE:
+        del data[IMAGES]
     try:
         parsed = build(_ProfileFile, data)
         qualities = {}
         if parsed.qualities is not None:
             common = data.get("sparsity") or {}
-            qualities = _read_qualities(parsed.qualities, common, QUALITIES_FILES[parsed.medium])
+            qualities = _read_qualities(parsed.qualities, common, usual_qualities(parsed.medium))
         if Path(path).resolve().is_relative_to(ASSETS.resolve()):  # where its user asks for nothing
             qualities = {name: config.over(config) for name, config in qualities.items()}
     except ValueError as error:
@@ -204,11 +207,23 @@ def check_quality(name: str) -> None:
         raise ValueError(f"there is no quality {shown(name)}; known are {', '.join(QUALITIES)}")
 
 
+def usual_qualities(medium: Medium) -> dict[str, dict[str, Any]]:
+    """Return the fields of each quality for models of a medium, whatever their profiles say."""
+    data = _read(QUALITIES_FILE)
+    if medium == "video":
+        return dict(data["qualities"])
+    others = data[IMAGES]
+    return {
+        name: _merged(_merged(fields, others[ALL]), others.get(name, {}))
+        for name, fields in data["qualities"].items()
+    }
+
+
 def _read_qualities(
-    differing: Mapping[str, Any], common: Mapping[str, Any], defaults: Path
+    differing: Mapping[str, Any], common: Mapping[str, Any], usually: Mapping[str, Any]
 ) -> dict[str, SparsityConfig]:
-    """Return the configs of all qualities: the file's, what they have in common, each its own."""
-    configs, usually = {}, _read(defaults)["qualities"]
+    """Return the configs of all qualities: usual fields, those in common, each one's own."""
+    configs = {}
     for name in dict.fromkeys([*QUALITIES, *differing]):
         own, path = differing.get(name), f"qualities.{name}"
         if name not in QUALITIES:
@@ -289,7 +304,7 @@ def profile_classes() -> list[str]:
 
 def default_profile() -> Profile:
     """Return the profile of models that have none: the named qualities in general."""
-    return load_profile(QUALITIES_FILES["video"])
+    return load_profile(QUALITIES_FILE)
 
 
 def bundled_model() -> Path:
