@@ -7,6 +7,7 @@ is no padding.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +21,9 @@ import yaml
 
 from benchmarks.cases import CASES
 from chipsparse import ScheduleConfig, SparsityConfig, find_profile
+from chipsparse.cost_model.relative_cost import decided
+from chipsparse.layout import ModelLayout
+from chipsparse.pipelines.registry import ADAPTERS
 
 STEPS = 50
 # The distance that latents move per step, in their own deviation.
@@ -97,17 +101,34 @@ class FullModel:
     tiny: Mapping[str, Any]
     config: Mapping[str, Any] = field(default_factory=dict)
     guided: bool = False
-    density: float | None = None
+    packed: int = 1
 
     @property
     def branches(self) -> tuple[str, ...]:
         return ("cond", "uncond") if self.guided else ("cond",)
 
     def qualities(self) -> dict[str, SparsityConfig]:
-        """The config of each of the profile's qualities at this size."""
-        changes = {} if self.density is None else {"attention.density": self.density}
-        known = find_profile(None, self.transformer_class).qualities
-        return {name: config.override(changes) for name, config in known.items()}
+        """The config of each of the shipped profile's qualities."""
+        return dict(find_profile(None, self.transformer_class).qualities)
+
+    def layout(self) -> ModelLayout:
+        """The sizes of a call without its text, by which a quality decides on sparse steps."""
+        import diffusers
+
+        kind = getattr(diffusers, self.transformer_class)
+        parameters = inspect.signature(kind.__init__).parameters
+        defaults = {name: item.default for name, item in parameters.items()}
+        frames, rows, columns = self.grid
+        layout: ModelLayout = ADAPTERS[self.transformer_class].planned_layout(
+            {**defaults, **self.config},
+            latents=(frames, self.packed * rows, self.packed * columns),
+            text_tokens=0,
+        )
+        return layout
+
+    def decided(self, config: SparsityConfig) -> SparsityConfig:
+        """A config with the schedule that it has at this size."""
+        return decided(config, self.layout(), ADAPTERS[self.transformer_class].masked_parts)
 
     def nearly_all_sparse(self) -> SparsityConfig:
         """``published`` with nearly all steps sparse, and the columns of the case of this name."""

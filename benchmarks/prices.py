@@ -1,24 +1,33 @@
-"""The prices of steps: times of a full-size model's steps over its stock step, from records.
+"""The prices of steps: times of a full-size model's steps over its stock step.
 
 Quality is measured on a small model, speed on large ones. What joins both is the config: a step is
-priced only by measured steps of the same `step_digest`, and a generation only by its own steps.
+priced by measured steps of the same `step_digest`, and by no others. Where none were run, the price
+is computed by the cost model, and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
+from benchmarks.models import MODELS
 from benchmarks.records import Record, read
+from chipsparse.config import SparsityConfig
+from chipsparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.experiments.engine import step_digest
+from chipsparse.plan import Action, SparsityPlan
 
 RESULTS = Path(__file__).parent / "results"
 FULL_SIZE = ("full_size_qualities_h200.json", "full_size_families_h200.json")
 # Whose steps price generations of the small model.
 PRICED_AS = "hunyuan_720p"
-ACTIONS = ("dense", "refresh", "sparse", "skip")
 # Time of MLPs with 30 % of the neurons over dense ones (benchmarks/notes/sparse_mlp.md).
 THIRTY_PERCENT_TIME = 0.4
+# Steps that are the same whatever a config has sparse.
+OF_ALL_CONFIGS = (Action.DENSE, Action.SKIP)
 
 
 @dataclass(frozen=True)
@@ -29,11 +38,13 @@ class StepPrices:
         case: the model and its size, of `benchmarks.models`.
         digest: the config's `step_digest`.
         by_action: times over a stock step. Without those that no record has.
+        measured: False where the cost model computed them.
     """
 
     case: str
     digest: str
-    by_action: Mapping[str, float]
+    by_action: Mapping[Action, float]
+    measured: bool = True
 
     def with_mlp(self, thirty: StepPrices, time: float) -> StepPrices:
         """The prices where MLPs of sparse steps take another time; these are of dense MLPs.
@@ -42,10 +53,11 @@ class StepPrices:
             thirty: the same with 30 % of the neurons.
             time: of the MLPs at a sparse step, over dense ones.
         """
-        sparse = self.by_action["sparse"]
-        layers = (sparse - thirty.by_action["sparse"]) / (1 - THIRTY_PERCENT_TIME)
-        changed = {**self.by_action, "sparse": sparse - layers * (1 - time)}
-        return StepPrices(self.case, self.digest, changed)
+        sparse = self.by_action[Action.SPARSE]
+        layers = (sparse - thirty.by_action[Action.SPARSE]) / (1 - THIRTY_PERCENT_TIME)
+        changed = {**self.by_action, Action.SPARSE: sparse - layers * (1 - time)}
+        measured = self.measured and thirty.measured
+        return replace(self, by_action=changed, measured=measured)
 
     def cost(self, calls: Mapping[str, int]) -> float:
         """The time of a generation over that of as many stock steps.
@@ -56,8 +68,8 @@ class StepPrices:
         Raises:
             ValueError: no step of one of the actions was measured.
         """
-        taken = {action: count for action, count in calls.items() if count}
-        missing = [action for action in taken if action not in self.by_action]
+        taken = {Action(action): count for action, count in calls.items() if count}
+        missing = [action.value for action in taken if action not in self.by_action]
         if missing:
             raise ValueError(
                 f"no {' or '.join(missing)} step of {self.case} was measured with the config "
@@ -67,22 +79,47 @@ class StepPrices:
         return total / sum(taken.values())
 
 
-def step_prices(records: Iterable[Record], case: str = PRICED_AS) -> dict[str, StepPrices]:
-    """The prices of a case by `step_digest`, from records of ``python -m benchmarks steps``."""
-    found: dict[str, dict[str, float]] = {}
+def measured_prices(
+    records: Iterable[Record], config: SparsityConfig, case: str = PRICED_AS
+) -> StepPrices:
+    """The prices of a config's steps from records of ``python -m benchmarks steps``.
+
+    Dense and skipped steps are those of any config of the case, others of this one alone.
+    """
+    digest, prices = step_digest(config), dict[Action, float]()
     for record in records:
-        if record["case"] != case or record.get("step_config") is None:
+        if record["case"] != case:
             continue
-        prices = found.setdefault(record["step_config"], {})
-        for action in ACTIONS:
-            if record.get(f"{action}_ms") is not None:
-                prices[action] = record[f"{action}_ms"] / record["baseline_step_ms"]
-    return {digest: StepPrices(case, digest, prices) for digest, prices in found.items()}
+        same = record.get("step_config") == digest
+        for action in Action:
+            ms = record.get(f"{action.value}_ms")
+            if ms is not None and (same or (action in OF_ALL_CONFIGS and action not in prices)):
+                prices[action] = ms / record["baseline_step_ms"]
+    return StepPrices(case, digest, {Action.SKIP: 0.0, **prices})
 
 
-def known_prices() -> dict[str, StepPrices]:
-    """Those of `PRICED_AS`, from the committed records."""
-    return step_prices(full_size_records())
+def computed_prices(config: SparsityConfig, case: str = PRICED_AS) -> StepPrices:
+    """The prices of a config's steps by the cost model, of one H200."""
+    plan = SparsityPlan(config, MODELS[case].layout())
+
+    def seconds(action: Action) -> float:
+        times = (
+            layer_time(layer, action, plan=plan, rates=Rates(), dtype=torch.bfloat16)
+            for layer in range(plan.layout.layers)
+        )
+        return sum(time.total for time in times)
+
+    stock = seconds(Action.DENSE)
+    prices = {action: seconds(action) / stock for action in Action}
+    return StepPrices(case, step_digest(config), prices, measured=False)
+
+
+def prices_of(config: SparsityConfig, case: str = PRICED_AS) -> StepPrices:
+    """The measured prices where all actions have one, else the computed ones."""
+    measured = measured_prices(full_size_records(), config, case)
+    if measured.by_action.keys() == set(Action):
+        return measured
+    return computed_prices(config, case)
 
 
 def full_size_records() -> list[Record]:
@@ -93,27 +130,36 @@ def full_size_records() -> list[Record]:
 def priced(clips: Iterable[Record], prices: Mapping[str, StepPrices]) -> list[Record]:
     """Clips with their ``cost``: the share of the dense generation's time.
 
-    Ours is priced by measured steps of its config. Other methods cost their share of the work.
+    Ours are priced by steps of their config. Other methods cost their share of the work.
+
+    Args:
+        clips: records; those of ours name the `step_digest` of their config as ``step_config``.
+        prices: by that digest.
 
     Raises:
-        ValueError: no step was measured with the config of a clip.
+        ValueError: a clip's config has no price.
     """
     result = []
     for clip in clips:
         cost = clip.get("work")
         if clip.get("step_config") and clip["refused"] is None:
-            known = prices.get(clip["step_config"])
-            if known is None:
-                way = ", ".join(filter(None, (clip["method"], clip["variant"], clip["setting"])))
-                raise ValueError(
-                    f"{way}: no step of a large model was measured with its config "
-                    f"{clip['step_config']}; measured are {', '.join(prices) or 'none'}"
-                )
+            known = _price(clip, clip["step_config"], prices)
             if clip.get("mlp_time") is not None:
-                known = known.with_mlp(prices[clip["step_config_sparse_mlp"]], clip["mlp_time"])
+                thirty = _price(clip, clip["step_config_sparse_mlp"], prices)
+                known = known.with_mlp(thirty, clip["mlp_time"])
             cost = known.cost(clip["calls"])
         result.append({**clip, "cost": cost})
     return result
+
+
+def _price(clip: Record, digest: str, prices: Mapping[str, StepPrices]) -> StepPrices:
+    if digest in prices:
+        return prices[digest]
+    way = ", ".join(filter(None, (clip["method"], clip["variant"], clip["setting"])))
+    raise ValueError(
+        f"{way}: no steps of a large model have its config {digest}; known are "
+        f"{', '.join(prices) or 'none'}"
+    )
 
 
 def speed_of(quality: Record, speeds: Iterable[Record]) -> Record:

@@ -54,9 +54,9 @@ from benchmarks.step_timing import (
 from chipsparse import Parallel, ScheduleConfig, SparsityConfig
 from chipsparse.config import ActionName, Precision
 from chipsparse.cost_model.layer_times import as_of_many
+from chipsparse.experiments.engine import config_digest, step_digest
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import Action, SparsityPlan
-from chipsparse.schedule.schedule import Schedule
 
 COLUMNS = {
     **dict.fromkeys(("case", "schedule"), ""),
@@ -81,6 +81,9 @@ ACTIONS: list[ActionName] = [
     *("dense", "refresh", "sparse", "sparse", "sparse", "sparse", "skip"),
     *("dense", "refresh", "skip", "dense", "refresh", "skip"),
 ]
+# Long steps vary little: of those that take so long there are fewer.
+LONG_STEP_MS = 4_000
+FEW_ACTIONS = ACTIONS[: ACTIONS.index("skip") + 1]
 COUNTED = 2
 FIRST_SPARSE, LAST_SPARSE = 2, 5
 TINY = {"block_size": 16, "schedule.first_dense_layers": 0}  # few tokens and layers
@@ -92,6 +95,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(MODELS)}")
     extra = "or dense, or sparse: published with 44 of 50 steps sparse"
     parser.add_argument("--schedules", help=f"comma-separated, default all qualities; {extra}")
+    neurons = "share of the neurons, in place of what the qualities say"
+    parser.add_argument("--mlp-density", type=float, help=neurons)
     precision = "of full attention at the dense steps and refreshes of all qualities"
     parser.add_argument("--precision", choices=get_args(Precision), default="auto", help=precision)
     linears = "of all blocks by torchao, weights and inputs, also those of the baseline"
@@ -168,18 +173,28 @@ def chosen(model: FullModel, args: Namespace) -> dict[str, SparsityConfig]:
     names = args.schedules.split(",") if args.schedules else [*qualities]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"--schedules {', '.join(unknown)}: there are {', '.join(known)}")
-    changes = {"attention.precision": args.precision}
+    changes: dict[str, object] = {"attention.precision": args.precision}
+    if args.mlp_density is not None:
+        changes["mlp.density"] = args.mlp_density
     return {name: known[name].override(changes) for name in names}
 
 
-def of_steps(config: SparsityConfig) -> SparsityConfig:
-    """The config of measured steps: of each action that a config takes, one behind the other."""
-    sparse = Action.SPARSE in Schedule(config.schedule, STEPS).actions
-    full = [action for action in ACTIONS if action in ("dense", "skip")]
+def of_steps(config: SparsityConfig, step_ms: float = 0.0) -> SparsityConfig:
+    """The config of measured steps, one behind the other.
+
+    Sparse ones are measured where a layer can be sparse, whether or not the schedule takes any.
+
+    Args:
+        config: whose layers are measured.
+        step_ms: of a stock step.
+    """
+    actions = ACTIONS if step_ms < LONG_STEP_MS else FEW_ACTIONS
+    sparse = config.attention.is_sparse or config.mlp.is_sparse
+    full = [action for action in actions if action in ("dense", "skip")]
     return replace(
         config,
         schedule=ScheduleConfig(
-            actions=tuple([*ACTIONS, "sparse"] if sparse else full),
+            actions=tuple([*actions, "sparse"] if sparse else full),
             first_dense_layers=config.schedule.first_dense_layers,
             forecast=float(config.schedule.forecast > 0),  # of any share, it takes as long
         ),
@@ -187,7 +202,7 @@ def of_steps(config: SparsityConfig) -> SparsityConfig:
 
 
 def actions_of(config: SparsityConfig, layout: ModelLayout) -> Counter[str]:
-    """The number of steps of each action in a generation."""
+    """The number of steps of each action in a generation of a config with a decided schedule."""
     return Counter(action.value for action in SparsityPlan(config, layout, STEPS).actions())
 
 
@@ -228,20 +243,20 @@ class Steps:
         with attention_backend(self._transformer, self._backend):
             step_ms, expected = self._stock()
             for config in configs.values():
-                if of_steps(config) not in measured:
-                    measured[of_steps(config)] = self._compared(config, expected)
+                of_it = of_steps(config, step_ms)
+                if of_it not in measured:
+                    measured[of_it] = self._compared(config, of_it, expected)
         return [
-            self._record(name, config, measured[of_steps(config)], step_ms)
+            self._record(name, config, measured[of_steps(config, step_ms)], step_ms)
             for name, config in configs.items()
         ]
 
     def _record(self, name: str, config: SparsityConfig, timed: Timed, step_ms: float) -> Record:
         """The record of a quality, from measured steps and the time of a stock one."""
-        counts, latency = (
-            actions_of(config, timed.layout),
-            _generation(config, timed.ms, timed.layout),
-        )
-        times = {action: timed.ms.get(action) if counts[action] else None for action in ACTIONS}
+        decided = self.model.decided(config)
+        counts = actions_of(decided, timed.layout)
+        latency = _generation(decided, timed.ms, timed.layout)
+        times = {action: timed.ms.get(action) for action in ACTIONS}
         backend = self._backend.lstrip("_")
         return {
             "op": "end_to_end",
@@ -250,6 +265,8 @@ class Steps:
             "model": self.model.transformer_class,
             "steps": STEPS,
             "schedule": name,
+            "config": config_digest(config),
+            "step_config": step_digest(config),
             "actions": dict(counts),
             "precision": config.attention.precision,
             "linears": self._linears,
@@ -379,9 +396,10 @@ class Steps:
             times, outputs = self._timed(step, compared)
         return statistics.median(times), dict(zip(compared, outputs, strict=True))
 
-    def _compared(self, config: SparsityConfig, expected: dict[int, torch.Tensor]) -> Timed:
+    def _compared(
+        self, config: SparsityConfig, of_it: SparsityConfig, expected: dict[int, torch.Tensor]
+    ) -> Timed:
         """Measured steps of a config, with their errors among the facts."""
-        of_it = of_steps(config)
         if "sparse" in (of_it.schedule.actions or ()):
             with self._enabled(config) as handle:
                 self._step(0, STEPS)

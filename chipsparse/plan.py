@@ -152,7 +152,9 @@ class SparsityPlan:
 
     def notes(self, *, on_cpu: bool = False) -> list[str]:
         notes = [*without_effect(self, on_cpu=on_cpu), *self.schedule.notes()]
-        if self.steps is not None and self.schedule.full_steps is not None:
+        listed = self.steps is not None and self.schedule.full_steps is not None
+        # Where all others are sparse, nobody chose the one that cannot be.
+        if listed and self.config.schedule.sparse_steps != 1:
             notes += [
                 f"step {step} is computed in full: it was to be sparse, and the only full step "
                 "before it is the first one, which cannot be a refresh"

@@ -4,6 +4,7 @@ import contextlib
 import math
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from importlib import resources
@@ -20,6 +21,7 @@ from benchmarks.cases import CASES, WrongResultError
 from benchmarks.kernel_cases import KERNELS, Inputs, Settings, check_selection
 from benchmarks.models import MODELS, STEPS, without_useless_masks
 from benchmarks.records import Run, read, table, write
+from chipsparse import SparsityConfig
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.pipelines import bridge
 from chipsparse.profiles.profile import QUALITIES
@@ -188,12 +190,13 @@ def test_steps_of_a_small_model(case, uncompiled, tmp_path):
         assert record["baseline_ms"] == near(STEPS * record["baseline_step_ms"])
         assert record["fallbacks"] == []
         assert record["rel_error"] < 1e-5
-        assert (record["sparse_ms"] is None) == ("sparse" not in actions)
-        if "sparse" not in actions:
-            assert (record["cache_bytes"], record["step_speedup"]) == (0, None)
-            continue
+        # Sparse steps are measured whether or not the quality takes any at this size.
+        assert record["step_speedup"] == near(record["baseline_step_ms"] / record["sparse_ms"])
         assert 0 < record["attention_kept"] < 1
-        assert 0 < record["mlp_kept"] < 1
+        if record["schedule"] in ("published", "sparse"):
+            assert 0 < record["mlp_kept"] < 1
+        else:
+            assert (record["mlp_kept"], record["mlp_density"]) == (None, 1.0)
         assert 0 < record["sparse_error"] < 0.5
         assert record["cache_bytes"] > 0
     if every:
@@ -201,6 +204,32 @@ def test_steps_of_a_small_model(case, uncompiled, tmp_path):
         assert first["actions"] == {"dense": 1, "refresh": 5, "sparse": 44}
         # The same steps are measured once.
         assert first["sparse_ms"] == by_name["published"]["sparse_ms"]
+        balanced, fast = by_name["balanced"], by_name["fast"]
+        assert balanced["sparse_ms"] == fast["sparse_ms"]
+        assert balanced["step_config"] == fast["step_config"] != first["step_config"]
+        assert balanced["config"] != fast["config"]
+        small = case.startswith("flux")  # too few tokens for sparse steps
+        assert ("sparse" in balanced["actions"]) != small
+
+
+def test_steps_with_sparse_mlps_are_another_config(uncompiled, tmp_path):
+    options = ("--dtype", "float32", "--case", "wan1b_480p", "--schedules", "fast")
+    _, (dense,) = dry_run(tmp_path, "steps", *options)
+    code, (sparse,) = dry_run(tmp_path, "steps", *options, "--mlp-density", "0.3")
+    assert (code, sparse["mlp_density"], sparse["actions"]) == (0, 0.3, dense["actions"])
+    for digest in ("config", "step_config"):
+        assert sparse[digest] != dense[digest]
+
+
+def test_few_of_long_steps_are_measured():
+    config = MODELS["wan14b_720p"].qualities()["fast"]
+    counts = [
+        Counter(steps.of_steps(config, step_ms).schedule.actions)
+        for step_ms in (steps.LONG_STEP_MS - 1, steps.LONG_STEP_MS)
+    ]
+    assert counts[0] == {"dense": 3, "refresh": 3, "sparse": 5, "skip": 3}
+    assert counts[1] == {"dense": 1, "refresh": 1, "sparse": 5, "skip": 1}
+    assert "sparse" not in steps.of_steps(SparsityConfig.dense()).schedule.actions
 
 
 @pytest.mark.parametrize("linears", [(), ("--fp8-linears",)])

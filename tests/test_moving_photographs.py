@@ -1,18 +1,24 @@
 """The benchmark of moving photographs: data, drawing, model, training and tables, all tiny."""
 
+import contextlib
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import chipsparse
 from benchmarks.__main__ import main
 from benchmarks.curves import OURS, SKIPS
-from benchmarks.moving_photographs import evaluate, model, photographs, train
+from benchmarks.moving_photographs import evaluate, mlp_rules, model, photographs, train
 from benchmarks.moving_photographs.clips import SPEEDS, Layer, Photographs, Scene, draw
 from benchmarks.moving_photographs.model import BLOCK, TINY, LinearLatents, Model
+from benchmarks.prices import priced
 from benchmarks.records import read
+from chipsparse import SparsityConfig
+from chipsparse.experiments.engine import config_digest, step_digest
 from docs.tables import figures
 
 CPU = torch.device("cpu")
@@ -159,17 +165,25 @@ def test_a_student_is_distilled(trained, folder, tmp_path):
     assert (student["steps"], student["guidance"], student["trained_steps"]) == (8, 1.0, 1)
 
 
+def made(method, setting, prompt, psnr, **values):
+    """The record of a clip without its cost."""
+    fixed = {"method": method, "variant": "", "setting": setting, "prompt": prompt, "steps": 50}
+    fixed |= {"model": "a", "size": [64, 64, 5], "refused": None, "psnr": psnr, "seed": 0}
+    return {**fixed, **values}
+
+
+def priced_by_config(name):
+    return {"step_config": step_digest(evaluate.shipped()[name]), "variant": evaluate.QUALITIES}
+
+
 def test_tables_compare_on_the_same_clips():
     """Ours was made of the first clip alone, on which skipped steps are at 30 dB at its cost."""
 
     def clip(method, setting, prompt, cost, psnr, **values):
-        fixed = {"method": method, "variant": "", "setting": setting, "prompt": prompt, "steps": 50}
-        fixed |= {"model": "a", "size": [64, 64, 5], "refused": None, "cost": cost, "psnr": psnr}
-        return {**fixed, **values}
+        return made(method, setting, prompt, psnr, cost=cost, **values)
 
-    changes = {"change_l1": [0.1, 0.3], "change_l2": [0.2, 0.2]}
     clips = [
-        clip("dense", "", "x", 1.0, None, **changes),
+        clip("dense", "", "x", 1.0, None),
         *(clip(SKIPS, "low", p, 0.2, v, calls={"dense": 10}) for p, v in (("x", 20), ("y", 5))),
         *(clip(SKIPS, "high", p, 0.4, v, calls={"dense": 20}) for p, v in (("x", 40), ("y", 9))),
         clip(OURS, "one", "x", 0.3, 33.5, calls={"dense": 2, "sparse": 1, "skip": 2}),
@@ -183,36 +197,66 @@ def test_tables_compare_on_the_same_clips():
     assert (ours["D"], ours["S"], ours["skipped"], ours["clips"]) == (20, 10, 20, 1)
     assert (mag["psnr"], mag["worst"], mag["ahead"]) == (32.0, 31.0, 32.0 - 24.5)
     assert mag["worst ahead"] == 31 - 9
-    text = evaluate.report(clips)
+
+
+def test_the_report_prices_clips_and_compares_the_shipped_qualities():
+    calls = {"dense": 2, "refresh": 8, "sparse": 20, "skip": 70}
+    changes = {"change_l1": [0.1, 0.3], "change_l2": [0.2, 0.2]}
+    skipped = priced_by_config("faithful") | {"variant": ""}
+    clips = [
+        made("dense", "", "x", None, work=1.0, **changes),
+        *(
+            made(
+                SKIPS, f"{n} in full", "x", float(n), calls={"dense": n, "skip": 50 - n}, **skipped
+            )
+            for n in (6, 25)
+        ),
+        made(OURS, "balanced", "x", 33.0, calls=calls, **priced_by_config("balanced")),
+        made(OURS, "published", "x", 39.0, calls=calls, **priced_by_config("published")),
+        made("MagCache", "a", "x", 31.0, work=1 / 2.25),
+        made("SeaCache", "a", "x", None, work=0.6, refused="IndexError: no"),
+    ]
+    text = evaluate.report(clips, evaluate.known_prices())
     assert "MagCache, dB (published for HunyuanVideo): 31.0 (34.5) at 2.25x, not measured (" in text
     assert "from step to step, over its size: L1 0.200 (0.100 to 0.300), L2 0.200 (0.200 to" in text
     assert "SeaCache, a refused: IndexError: no" in text
-    (axes,) = figures.photographs(clips).axes
+    head, _, ours, skips, *_ = text.partition("of clips made in all ways:\n\n")[2].splitlines()
+    # What was published first is no column, and no setting of ours at another one's cost.
+    assert re.fullmatch(r"\| method \| `balanced`, 6\.\dx \|", head)
+    assert ours == f"| {OURS} | 33.0 (33.0) |"
+    assert re.fullmatch(rf"\| {SKIPS} \| [78]\.\d \([78]\.\d\) \|", skips)
+    whole = priced(clips, evaluate.known_prices())
+    (axes,) = figures.photographs(whole).axes
     lines = {line.get_label(): line.get_xydata() for line in axes.lines}
-    assert all(psnr == pytest.approx(100 * min(1 / x, 0.4)) for x, psnr in lines[SKIPS])
+    assert all(psnr == pytest.approx(50 * min(1 / x, 0.5)) for x, psnr in lines[SKIPS])
     assert len(lines[SKIPS]) > 30
     hollow = [tuple(line.get_xdata()) for line in axes.lines if line.get_marker() == "D"]
     assert tuple(evaluate.PUBLISHED["MagCache"]) in hollow
 
 
-def test_costs_are_those_of_a_large_model():
-    """Those of the rows of benchmarks/notes/moving_photographs.md."""
-    calls = {"dense": 8, "refresh": 4, "sparse": 4, "skip": 34}
-    assert evaluate.cost(calls, 0.2) == pytest.approx(0.274, abs=5e-4)
-    assert evaluate.cost({"dense": 1, "refresh": 5, "sparse": 44}, 0.1) == pytest.approx(0.310)
-    assert evaluate.cost({"dense": 12, "skip": 38}, 0.1) == 0.24
-    attention = {"attention.density": 0.2, "attention.delta_rule": "difference"}
-    config = evaluate.BASE.override(attention)
-    assert evaluate.density(config, 12) == pytest.approx(0.2)
-    config = config.override({"layers": ({"layers": "10-11", "attention": "dense"},)})
-    assert evaluate.density(config, 12) == pytest.approx((9 * 0.2 + 2) / 11)
-    of_means = config.override({"attention.delta_rule": "means"})
-    assert evaluate.density(of_means, 12) == pytest.approx((9 * 0.2 + 2) / 11 + 0.022)
+@pytest.mark.parametrize("text", ["0", "9+", "9+x", "-1", "9 17"])
+def test_lists_that_are_none(text):
+    with pytest.raises(ValueError, match=r"--lists: expected numbers such as 20 or 9.17, got"):
+        evaluate._counts(text)
+
+
+def test_qualities_are_named_by_what_they_do_at_the_size():
+    """Of 128 tokens nothing is worth a sparse step, of 16,384 it is."""
+    transformer = Model.new({"transformer": {}}).transformer
+    for size, methods in (((128, 128, 13), {SKIPS}), ((512, 512, 61), {OURS, SKIPS})):
+        layout = evaluate.layout_of(transformer, *size)
+        named = [
+            way for way in evaluate.ways(50, layout) if (way.variant, way.setting) in evaluate.NAMED
+        ]
+        assert len(named) == 4
+        assert {way.method for way in named} == methods
+    assert layout.grids == ((16, 32, 32),)
 
 
 def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
-    case = "sparse, [26] in full|means, 2 in full, 4 sparse|MagCache.*(0.12|1)$|fewer steps, 6 "
-    options = ["photographs", "--tiny", "--device", "cpu", "--case", case]
+    case = "[26] in full|qualities, fast|fewer steps, 6 |MagCache.*(0.12|1)$"
+    options = ["photographs", "--tiny", "--device", "cpu", "--case", f"{case}|MLP, held, fast"]
+    options += ["--lists", "6", "2", "2+4", "--rules"]
     folders = {"checkpoint": trained / "checkpoint"}
     folders |= {name: tmp_path / name for name in ("out", "pictures")}
     options += [word for name, path in folders.items() for word in (f"--{name}", str(path))]
@@ -220,13 +264,17 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert main([*options, *first]) == 0  # ends after the first clip
     assert len(read(*tmp_path.glob("out/*.json"))) == 1
     assert main([*options, "--json", str(tmp_path / "all.json")]) == 0
-    made = read(tmp_path / "all.json")
-    assert len(made) == 2 * 7
-    by_method = {clip["method"]: clip for clip in made if clip["setting"] != "2 in full"}
-    assert by_method[SKIPS]["cost"] == by_method["fewer steps"]["cost"] == 0.5
+    clips = read(tmp_path / "all.json")
+    assert len(clips) == 2 * 9
+    by_method = {
+        clip["method"]: clip for clip in clips if clip["setting"] not in ("2 in full", "fast")
+    }
     assert by_method[OURS]["calls"] == {"dense": 2, "refresh": 2, "skip": 12, "sparse": 8}
-    assert by_method[OURS]["cost"] == pytest.approx((1 + 1.14 + 4 * 0.2198) / 12, rel=1e-4)
-    assert by_method["MagCache"]["cost"] == by_method["MagCache"]["work"] < 1
+    assert by_method[OURS]["sparse_layers"] == {"attention": 2, "mlp": 0}
+    fewer = by_method["fewer steps"]
+    assert (fewer["work"], fewer["config"]) == (0.5, "")
+    held = next(clip for clip in clips if clip["variant"] == "MLP, held")
+    assert (held["mlp_time"], held["config"]) == (0, config_digest(evaluate.shipped()["fast"]))
     changes = by_method["dense"]["change_l1"]
     assert len(changes) == 11
     assert all(0 < change < 1 for change in changes)
@@ -237,14 +285,102 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert "| 0.500 | 2.00 | 6 | 0 | 0 | 6 |" in row
     picture = Image.open(tmp_path / "pictures" / "000-dense.jpg")
     assert picture.size == (4 * 64, 64)
-    psnr = {(clip["setting"], clip["seed"]): clip["psnr"] for clip in made}
-    seed = max((0, 1), key=lambda seed: psnr["2 in full", seed] - psnr["threshold 1", seed])
-    ours, mag = (f"{psnr[way, seed]:.1f} dB" for way in ("2 in full", "threshold 1"))
-    drawn = figures.frames(made, folders["pictures"]).axes
-    titles = ["dense", f"chipsparse, 6.0x: {ours}", f"MagCache, 4.4x: {mag}"]
-    assert [axes.get_title("left") for axes in drawn] == titles
-    with pytest.raises(ValueError, match="out has no pictures of MagCache and of chipsparse"):
-        figures.frames(made, folders["out"])
+    whole = priced(clips, evaluate.known_prices())
+    fast = [clip["psnr"] for clip in clips if clip["variant"] == evaluate.QUALITIES]
+    drawn = figures.frames(whole, folders["pictures"]).axes
+    titles = [axes.get_title("left") for axes in drawn]
+    assert titles[0] == "dense"
+    assert re.fullmatch(r"chipsparse, 2\.0x: [\d.]+ dB", titles[1])
+    assert re.fullmatch(r"MagCache, [\d.]+x: [\d.]+ dB", titles[2])
+    assert any(f"{psnr:.1f} dB" in titles[1] for psnr in fast)
+    first = figures.frames(whole, folders["pictures"], clip=0).axes[1].get_title("left")
+    assert f"{fast[0]:.1f} dB" in first
+    with pytest.raises(ValueError, match="out has no pictures of MagCache and of fast"):
+        figures.frames(whole, folders["out"])
     assert main(options) == 0  # nothing is made twice
     assert " dense: " not in capsys.readouterr().out
     assert read(tmp_path / "all.json") == read(*sorted(tmp_path.glob("out/*.json")))
+
+
+# Rules of sparse MLPs.
+
+
+LAYER = mlp_rules.FeedForward(
+    *(
+        torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / 4
+        for seed, shape in enumerate(((64, 16), (64,), (16, 64), (16,)))
+    )
+)
+
+
+def inputs():
+    """At a refresh and at a later step; tokens of a tile change by something in common."""
+    draw = torch.Generator().manual_seed(9)
+    before, own = torch.randn(2, 256, 16, generator=draw)
+    common = torch.randn(2, 1, 16, generator=draw).expand(2, 128, 16).reshape(256, 16)
+    return before, before + 0.1 * own + 0.3 * common
+
+
+@pytest.mark.parametrize("rule", mlp_rules.RULES, ids=lambda rule: rule.name)
+def test_a_rule_keeps_part_of_the_change_and_all_of_none(rule):
+    before, after = inputs()
+    assert torch.allclose(rule.refresh(LAYER, before).step(before), LAYER(before), atol=1e-5)
+    missed = (rule.refresh(LAYER, before).step(after) - LAYER(after)).norm()
+    share = missed / (LAYER(before) - LAYER(after)).norm()
+    assert (0 <= rule.time < 1, 0 < share <= 1) == (True, True)
+    assert (share == 1) == (rule.name == "held")
+
+
+def test_rules_that_leave_nothing_out_are_the_layer():
+    before, after = inputs()
+    for kept in (
+        mlp_rules.Neurons(LAYER, before, share=1.0),
+        mlp_rules.Rows(LAYER, before, share=1.0),
+        mlp_rules.Pooled(LAYER, before, group=(1, 1, 1)),
+        mlp_rules.Pooled(LAYER, before, group=(2, 2, 2), share=1.0),
+    ):
+        assert torch.allclose(kept.step(after), LAYER(after), atol=1e-5)
+
+
+def test_means_of_tokens_are_right_where_a_group_is_alike():
+    before, _ = inputs()
+    pooled = mlp_rules.Pooled(LAYER, before, group=(2, 2, 4))
+    groups = torch.randn(16, 16, generator=torch.Generator().manual_seed(1))
+    spread = pooled._spread(groups)
+    assert torch.allclose(pooled._pooled(spread), groups, atol=1e-6)
+    tiles = spread.view(2, 4, 4, 8, 16)  # frames, rows and columns of a tile
+    assert torch.equal(tiles[0, :2, :2, :4], groups[0].expand(2, 2, 4, 16))
+    assert torch.equal(tiles[0, 2:, :2, 4:], groups[5].expand(2, 2, 4, 16))
+    alike = mlp_rules.Pooled(LAYER, spread, group=(2, 2, 4))
+    moved = spread + pooled._spread(0.5 * groups.flip(0))
+    assert torch.allclose(alike.step(moved), LAYER(moved), atol=1e-5)
+
+
+def test_a_simulated_rule_computes_what_our_sparse_layers_do(folder):
+    """The rule of our kernels gives their clip, and the pipeline is restored."""
+    torch.manual_seed(0)
+    made_model = Model.new({**FACTS, "transformer": TINY | {"num_layers": 2}})
+    with torch.no_grad():
+        for weights in made_model.transformer.parameters():
+            if weights.ndim > 1 and not weights.any():
+                weights.normal_(0, 0.2)
+    pipe = made_model.pipeline(torch.float32, CPU)
+    call = {"prompt": "photograph1", "height": 128, "width": 128, "num_frames": 13}
+    call |= {"num_inference_steps": 6, "guidance_scale": 3.0, "output_type": "latent"}
+    dense = SparsityConfig().override(
+        {"mlp.density": "dense", "schedule.actions": ["dense", "refresh", "sparse"]}
+    )
+    sparse = dense.override({"mlp.density": 0.3, "backend": "reference"})
+
+    def clip(config, rule=None):
+        with chipsparse.enable(pipe, config), contextlib.ExitStack() as stack:
+            if rule is not None:
+                stack.enter_context(mlp_rules.simulated(rule, pipe, first=0))
+            return pipe(**call, generator=torch.Generator().manual_seed(0)).frames
+
+    rules = {rule.name: rule for rule in mlp_rules.RULES}
+    by_rule = clip(dense, rules["30 % of the neurons"])
+    by_kernels, by_none = clip(sparse), clip(dense)
+    assert (by_rule - by_kernels).norm() < 1e-3 * (by_none - by_kernels).norm()
+    assert not any("forward" in vars(block.ffn) for block in pipe.transformer.blocks)
+    assert torch.equal(clip(dense), by_none)

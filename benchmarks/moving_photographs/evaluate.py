@@ -39,7 +39,7 @@ from benchmarks.curves import (
 from benchmarks.equal_work import SIZE, Entry, Lab, entries, run_fields
 from benchmarks.moving_photographs.mlp_rules import RULES, simulated
 from benchmarks.moving_photographs.model import BLOCK
-from benchmarks.prices import StepPrices, known_prices, priced
+from benchmarks.prices import StepPrices, priced, prices_of
 from benchmarks.records import Record, Run, read, table, write
 from chipsparse.config import SparsityConfig
 from chipsparse.cost_model import layer_times
@@ -52,7 +52,9 @@ from chipsparse.schedule.schedule import Schedule
 
 OP = "moving_photographs"
 QUALITIES = "qualities"  # the variant of the shipped ones
+# The one that was published first, which others do not aim at, is not compared.
 COMPARED = ("faithful", "balanced", "fast", "draft")
+NAMED = {(QUALITIES, name) for name in COMPARED}
 MODEL_CLASS = "WanTransformer3DModel"  # whose shipped profile is evaluated
 # Shares of the steps that lists of full and skipped steps compute, and of those with sparse steps:
 # in full and sparse.
@@ -234,9 +236,8 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
         _make(args, device, dtype, begun + args.limit)
     if world == 1:
         to.add(*read(*sorted(args.out.glob("*.json"))))
-        prices = known_prices()
         for name, clips in by_workload(to.records).items():
-            print(f"## {name}\n\n{report(clips, prices)}\n")
+            print(f"## {name}\n\n{report(clips, known_prices())}\n")
 
 
 def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, end: float) -> None:
@@ -388,6 +389,16 @@ def made_in_all_ways(clips: Sequence[Record]) -> list[Record]:
     return [clip for clip in clips if made[clip["prompt"]] == max(made.values())]
 
 
+def known_prices() -> dict[str, StepPrices]:
+    """The prices of the configs that ours can have, by their `step_digest`."""
+    configs = [*shipped().values()]
+    configs += [
+        config.override({"mlp.density": density}) for config in configs for density in (0.5, 0.3)
+    ]
+    prices = map(prices_of, dict.fromkeys(configs))
+    return {one.digest: one for one in prices}
+
+
 def report(clips: Sequence[Record], prices: Mapping[str, StepPrices]) -> str:
     """The tables of one kind of generation in Markdown, with what makes the model comparable."""
     whole = made_in_all_ways(priced(clips, prices))
@@ -402,16 +413,17 @@ def report(clips: Sequence[Record], prices: Mapping[str, StepPrices]) -> str:
 
 def of_qualities(clips: Iterable[Record]) -> list[Record]:
     """The clips of the shipped qualities, of lists of skips and of other methods."""
-    return [clip for clip in clips if clip["method"] != OURS or clip["variant"] == QUALITIES]
+    return [
+        clip
+        for clip in clips
+        if clip["method"] != OURS or (clip["variant"], clip["setting"]) in NAMED
+    ]
 
 
 def costs(clips: Iterable[Record]) -> dict[str, float]:
-    """The costs of the shipped qualities by name and speed-up, the slowest first.
-
-    The one that was published first, which others do not aim at, is left out.
-    """
-    own = [clip for clip in clips if clip["variant"] == QUALITIES and clip["refused"] is None]
-    by_name = {clip["setting"]: clip["cost"] for clip in own if clip["setting"] in COMPARED}
+    """The costs of the shipped qualities by name and speed-up, the slowest first."""
+    own = [clip for clip in clips if (clip["variant"], clip["setting"]) in NAMED]
+    by_name = {clip["setting"]: clip["cost"] for clip in own if clip["refused"] is None}
     names = sorted(by_name, key=lambda name: -by_name[name])
     return {f"`{name}`, {1 / by_name[name]:.1f}x": by_name[name] for name in names}
 

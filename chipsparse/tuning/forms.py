@@ -9,16 +9,16 @@ from functools import cached_property
 
 import numpy as np
 
-from chipsparse.config import MLPConfig, ScheduleConfig, SparsityConfig
+from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.schedule.schedule import SHORT_RUN, Action, Schedule, list_text, short_list, spread
 from chipsparse.tuning.jump_costs import Placed, Reuse, Trajectory, drift
 
 # The likeliest first: where there is no time for all, the last ones are left out.
 GROWTHS = (1.0, 2.0)
 DENSITIES = (0.1, 0.2, 0.3)
-# Sparse steps for each full one, and the forecast beside them: those of `balanced`, `fast` and
-# `draft` of videos. The last ratio is for slower schedules, where fewer sparse steps may pay.
-SPARSE_PER_FULL = (1.9, 2.5, 1.4, 0.5)
+# Sparse steps for each full one: as in the named qualities, more of them, and fewer. The last
+# ratio is for slower schedules, where few may pay.
+SPARSE_PER_FULL = (1.4, 2.2, 0.7)
 FORECAST_BESIDE_SPARSE = Reuse(0.5, 0.2)
 # Shares, each with the places from which on it begins.
 FORECASTS = [
@@ -27,6 +27,7 @@ FORECASTS = [
     for after in ((0.0, 0.25, 0.5) if share else (0.0,))
 ]
 LEAST_FULL_STEPS = 2
+SPARSE_MLP = 0.3  # share of the neurons, where a config has none of its own
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def with_sparse_mlp(config: SparsityConfig, sparse: bool) -> SparsityConfig:
     """Return the config with dense MLPs, or with sparse ones of its own or the usual density."""
     if sparse == config.mlp.is_sparse:
         return config
-    return config.override({"mlp.density": MLPConfig().density if sparse else "dense"})
+    return config.override({"mlp.density": SPARSE_MLP if sparse else "dense"})
 
 
 @dataclass(frozen=True)

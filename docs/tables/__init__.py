@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 TABLES: dict[str, Callable[[], str]] = {
     "moving photographs": measured.photographs,
     "moving photographs in short": measured.photographs_in_short,
+    "few steps": measured.few_steps,
+    "rules of sparse MLPs": measured.sparse_mlp_rules,
     "published quality": measured.published_quality,
     "config": config.sections,
     "models": models.models,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,15 @@ from matplotlib.ticker import LogLocator
 from benchmarks.curves import DENSE, OURS, SKIPS, by_workload, decibels, generation_of, qualities
 from benchmarks.moving_photographs.evaluate import (
     PUBLISHED,
+    QUALITIES,
+    known_prices,
     made_in_all_ways,
     name_of,
+    of_qualities,
     picture_name,
     rows_of,
 )
+from benchmarks.prices import priced
 from benchmarks.records import Record, read
 from benchmarks.step_timing import PARTS
 
@@ -45,7 +48,7 @@ METHODS = {
     **{"MagCache": "#cc79a7", "fewer steps": "#888888"},
 }
 SPEEDUPS = (1.5, 2, 2.5, 3, 3.6, 4, 5, 6, 7, 8)  # marks of an axis, and its ends
-FRAMES_SPEEDUP = 5
+FRAMES_QUALITY = "fast"
 LEAST_LABEL = 0.025  # of a bar: what a share needs to be written on it
 
 
@@ -56,12 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("records", type=Path, nargs="+")
     parser.add_argument("-o", "--output", type=Path, required=True, help=".png or .webp")
     parser.add_argument("--pictures", type=Path, help="of frames: what photographs --pictures made")
+    parser.add_argument("--clip", type=int, help="of frames: its number; default: the median lead")
     args = parser.parse_args(arguments)
     if (args.kind == "frames") != (args.pictures is not None):
         parser.error("frames needs --pictures, and no other figure takes it")
     records, options = read(*args.records), {"lossless": args.kind != "frames", "quality": 80}
-    pictures = {} if args.pictures is None else {"pictures": args.pictures}
-    figure = DRAWN[args.kind](records, **pictures)
+    if args.kind in ("photographs", "frames"):
+        records = priced(records, known_prices())
+    of_frames = {"pictures": args.pictures, "clip": args.clip} if args.kind == "frames" else {}
+    figure = DRAWN[args.kind](records, **of_frames)
     figure.savefig(args.output, pil_kwargs=options if args.output.suffix == ".webp" else {})
 
 
@@ -200,6 +206,7 @@ def photographs(records: Sequence[Record]) -> Figure:
 
 def _photographs_panel(axes: Axes, clips: Sequence[Record]) -> None:
     first, last = SPEEDUPS[0], SPEEDUPS[-1]
+    clips = of_qualities(clips)
     rows = [row for row in rows_of(clips) if first <= row["speedup"] <= last]
     grid = [first * (last / first) ** (place / 100) for place in range(101)]
     at_speedup = {speedup: qualities(clips, "cost", 1 / speedup) for speedup in grid}
@@ -222,11 +229,15 @@ def _photographs_panel(axes: Axes, clips: Sequence[Record]) -> None:
 
 
 @matplotlib.rc_context(STYLE)
-def frames(records: Sequence[Record], pictures: Path) -> Figure:
-    """Frames of one clip, in a row for each of dense, ours at `FRAMES_SPEEDUP` and MagCache.
+def frames(records: Sequence[Record], pictures: Path, clip: int | None = None) -> Figure:
+    """Frames of one clip, in a row for each of dense, ours at `FRAMES_QUALITY` and MagCache.
 
-    Of the settings with pictures, ours has its best one that is as fast, over all clips. MagCache
-    has the one of the nearest speed-up. Of the clips, that of the median lead is shown.
+    MagCache has the setting of the nearest speed-up.
+
+    Args:
+        records: priced clips.
+        pictures: the folder of their frames.
+        clip: its number; by default the clip of the median lead.
 
     Raises:
         ValueError: no clip has pictures of all three.
@@ -238,10 +249,12 @@ def frames(records: Sequence[Record], pictures: Path) -> Figure:
         return (pictures / picture_name(seed, way)).is_file()
 
     rows = [row for row in rows_of(clips) if any(shown(seed, name_of(row)) for seed in seeds)]
-    if {"MagCache", OURS} - {row["method"] for row in rows}:
-        raise ValueError(f"{pictures} has no pictures of MagCache and of {OURS}")
-    fast = [row for row in rows if row["speedup"] >= FRAMES_SPEEDUP]
-    ours = max((row for row in fast if row["method"] in (OURS, SKIPS)), key=itemgetter("psnr"))
+    known = {row["method"] for row in rows} & {"MagCache"}
+    known |= {row["setting"] for row in rows if row["variant"] == QUALITIES}
+    if not known >= {"MagCache", FRAMES_QUALITY}:
+        raise ValueError(f"{pictures} has no pictures of MagCache and of {FRAMES_QUALITY}")
+    named = (QUALITIES, FRAMES_QUALITY)
+    ours = next(row for row in rows if (row["variant"], row["setting"]) == named)
     others = (row for row in rows if row["method"] == "MagCache")
     other = min(others, key=lambda row: abs(row["speedup"] - ours["speedup"]))
     ways = (DENSE, name_of(ours), name_of(other))
@@ -249,7 +262,7 @@ def frames(records: Sequence[Record], pictures: Path) -> Figure:
     leads = sorted(
         (psnr[seed, ways[1]] - psnr[seed, ways[2]], seed)
         for seed in seeds
-        if all(shown(seed, way) for way in ways)
+        if all(shown(seed, way) for way in ways) and clip in (None, seed)
     )
     if not leads:
         raise ValueError(f"{pictures} has no clip's pictures of {'; '.join(ways)}")

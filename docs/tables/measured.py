@@ -3,34 +3,60 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.curves import INTERVAL, LEAD, generation_of, quality_rows
+from benchmarks.curves import INTERVAL, LEAD, at_share, decibels, generation_of, quality_rows
 from benchmarks.models import MODELS, STEPS
-from benchmarks.moving_photographs.evaluate import SPEEDUPS, hardness, made_in_all_ways
+from benchmarks.moving_photographs.evaluate import (
+    COMPARED,
+    QUALITIES,
+    costs,
+    hardness,
+    known_prices,
+    made_in_all_ways,
+    of_qualities,
+    rows_of,
+)
+from benchmarks.prices import (
+    FULL_SIZE,
+    PRICED_AS,
+    RESULTS,
+    computed_prices,
+    full_size_records,
+    measured_prices,
+    priced,
+    speed_of,
+)
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
 from chipsparse.config import SparsityConfig
+from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.published import published_ranges
-from chipsparse.schedule.schedule import Action, Schedule
 from docs.tables.markdown import table
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 CASES = {
     "hunyuan_720p": "HunyuanVideo 720p",
     "hunyuan_32k": "32k tokens",
     "wan14b_720p": "Wan 14B 720p",
     "wan1b_480p": "Wan 1.3B 480p",
+    "wan14b_480p": "Wan 14B 480p",
     "flux_1280x768": "FLUX.1-dev 1280x768",
+    "flux_1024": "FLUX.1-dev 1024x1024",
+    "flux_2048": "FLUX.1-dev 2048x2048",
+    "flux_4096": "FLUX.1-dev 4096x4096",
     "flux_image": "FLUX.1-dev, image tokens",
     "d64_video": "head size 64",
     "h3_5s": "MiniMax-H3, 5 s",
     "h3_10s": "MiniMax-H3, 10 s",
     "h3_15s": "MiniMax-H3, 15 s",
     "z_image": "Z-Image 1024x1024",
+    "z_image_2048": "Z-Image 2048x2048",
+    "z_image_4096": "Z-Image 4096x4096",
     "qwen_image21": "Qwen-Image 2.1 1024x1024",
+    "qwen_image21_2048": "Qwen-Image 2.1 2048x2048",
+    "qwen_image21_4096": "Qwen-Image 2.1 4096x4096",
     "flux3": "FLUX.3 1024x1024",
     "hidream": "HiDream-I1 1024x1024",
     "ltx2": "LTX-2 512x768x121",
@@ -44,8 +70,9 @@ CASES = {
 }
 STEP_COLUMNS = ("dense", "refresh", "sparse")
 STOCK = "stock, ms"
-MEANS = 1.05  # the time of a sparse step with the rule `means`, over one without means
 PHOTOGRAPHS = "moving_photographs_h200.json"
+FEW_STEPS = "moving_photographs_few_steps_h200.json"
+RULES = "moving_photographs_rules_h200.json"
 WORKLOADS = {
     "tiny-wan 17,408": "equal_work_17408_h200.json",
     "tiny-wan 57,600": "equal_work_57600_h200.json",
@@ -56,22 +83,121 @@ USUAL = "NVIDIA H200, torch 2.11.0+cu130, diffusers 0.42.1"
 
 def photographs() -> str:
     """Return the quality of every method at equal cost on moving photographs, and our lead."""
-    clips = made_in_all_ways(read(PHOTOGRAPHS))
+    clips = priced_photographs(PHOTOGRAPHS)
     prompts = len({clip["prompt"] for clip in clips})
     made = f"{generation_of(clips[0])}; {prompts} clips; {source(clips, PHOTOGRAPHS)}"
-    rows = quality_rows(clips, "cost", SPEEDUPS)
+    rows = quality_rows(of_qualities(clips), "cost", speed_columns(clips))
     return f"{table(rows, texts=1)}\n\n{made}\n\n{hardness(clips)}"
 
 
 def photographs_in_short() -> str:
-    """Return the README's table of quality: the means of the same."""
-    clips = made_in_all_ways(read(PHOTOGRAPHS))
+    """Return the README's table of quality: the means of the same, and where both come from."""
+    clips = priced_photographs(PHOTOGRAPHS)
+    columns = speed_columns(clips)
     means = [
-        {"PSNR, dB": row["method"], **{title: row[title].partition(" ")[0] for title in SPEEDUPS}}
-        for row in quality_rows(clips, "cost", SPEEDUPS)
+        {"PSNR, dB": row["method"], **{title: row[title].partition(" ")[0] for title in columns}}
+        for row in quality_rows(of_qualities(clips), "cost", columns)
         if row["method"] not in (LEAD, INTERVAL)
     ]
-    return table(means, texts=1)
+    model = CASES[PRICED_AS]
+    speed = f"Speed: of {model}'s steps on one H200 with random weights"
+    known = known_prices()
+    own = [clip for clip in of_qualities(clips) if clip["variant"] == QUALITIES]
+    if not all(known[clip["step_config"]].measured for clip in own):
+        speed = (
+            f"Speed: computed by the cost model for {model} on one H200; those steps were not run"
+        )
+    return (
+        f"{table(means, texts=1)}\n\nQuality: of a model of 53 M parameters that we trained. "
+        f"{speed}. No full-size weights were run."
+    )
+
+
+def few_steps() -> str:
+    """Return the qualities in few steps beside full and skipped steps of the same cost."""
+    clips = priced_photographs(FEW_STEPS)
+    rows = []
+    for steps in sorted(unique(clips, "steps")):
+        for row in reversed(rows_of(find(clips, steps=steps))):
+            if row["variant"] == QUALITIES and row["setting"] in COMPARED:
+                ahead = "-" if row.get("ahead") is None else f"{row['ahead']:+.1f}"
+                worst = "-" if row.get("ahead") is None else f"{row['worst ahead']:+.1f}"
+                rows.append(
+                    {
+                        "steps": f"{steps}",
+                        "quality": f"`{row['setting']}`",
+                        "in full": f"{row['D'] + row['R']:.0f}",
+                        "sparse": f"{row['S']:.0f}",
+                        "speed-up": f"{row['speedup']:.2f}x",
+                        "PSNR (worst), dB": f"{row['psnr']:.1f} ({row['worst']:.1f})",
+                        "ahead of skips": ahead,
+                        "worst clip": worst,
+                    }
+                )
+    return f"{table(rows, texts=2)}\n\n{source(clips, FEW_STEPS)}"
+
+
+def sparse_mlp_rules() -> str:
+    """Return what sparse MLPs lose at the steps of `fast`, and what dense ones have at their time.
+
+    A dense MLP's quality at a shorter time lies between those of `draft` and `fast`.
+    """
+    qualities = find(priced(read(PHOTOGRAPHS), known_prices()), variant=QUALITIES)
+    curves = {
+        seed: [
+            (clip["cost"], decibels(clip))
+            for clip in find(qualities, seed=seed)
+            if clip["setting"] in ("draft", "fast")
+        ]
+        for seed in unique(qualities, "seed")
+    }
+    clips = find(priced(read(RULES), known_prices()), setting="fast", refused=None)
+    dense = find(qualities, setting="fast")
+    rows = [_rule_row("dense", dense, curves)]
+    for variant in unique(clips, "variant"):
+        name = variant.removeprefix("MLP").removeprefix(",").strip()
+        if name.endswith("%"):
+            name = f"{name.removesuffix('%')} % of the neurons, by our kernels"
+        rows.append(_rule_row(name, find(clips, variant=variant), curves))
+    return f"{table(rows, texts=1)}\n\n{source(clips, RULES)}"
+
+
+def _rule_row(
+    name: str, clips: Sequence[Record], curves: Mapping[int, list[tuple[float, float]]]
+) -> dict[str, str]:
+    psnrs = [decibels(clip) for clip in clips]
+    levels = [at_share(curves[clip["seed"]], clip["cost"]) or 0.0 for clip in clips]
+    time = clips[0].get("mlp_time")
+    ahead = statistics.fmean(psnrs) - statistics.fmean(levels)
+    return {
+        "MLPs of sparse steps": name,
+        "time of an MLP": "-" if time is None else f"{time:.2f}",
+        "speed-up": f"{1 / statistics.fmean(clip['cost'] for clip in clips):.2f}x",
+        "PSNR (worst), dB": f"{statistics.fmean(psnrs):.1f} ({min(psnrs):.1f})",
+        "against dense MLPs at that speed": f"{ahead:+.1f}",
+        "clips": f"{len(clips)}",
+    }
+
+
+def priced_photographs(file: str) -> list[Record]:
+    """Return the clips of a file of moving photographs, each with its cost."""
+    clips = priced(read(file), known_prices())
+    by_steps = (find(clips, steps=steps) for steps in unique(clips, "steps"))
+    return [clip for of_it in by_steps for clip in made_in_all_ways(of_it)]
+
+
+def speed_columns(clips: Iterable[Record]) -> dict[str, float]:
+    """Return the costs of the shipped qualities by name and speed-up, the slowest first.
+
+    Quality is of the small model, speed of a large one; where that was measured, both must be of
+    one config.
+    """
+    speeds = [record for record in full_size_records() if record.get("config") is not None]
+    speeds = find(speeds, case=PRICED_AS)
+    for clip in clips:
+        if speeds and clip["variant"] == QUALITIES and clip["setting"] in COMPARED:
+            speed_of(clip, speeds)
+    return costs(clips)
 
 
 def published_quality() -> str:
@@ -86,35 +212,39 @@ def published_quality() -> str:
 def full_size() -> str:
     """Return the times of steps and the speed-ups of every quality, of full-size transformers.
 
-    A speed-up is that of the quality's record, or counted from the steps of the model's records.
+    A speed-up is counted from measured steps of the quality's config. Where one of its steps was
+    not run, it is computed by the cost model and stands in brackets.
     """
-    files = ("full_size_qualities_h200.json", "full_size_families_h200.json")
-    records = [record for file in files for record in read(file)]
+    records = full_size_records()
     rows = []
     for case in unique(records, "case"):
-        of_case = find(records, case=case)
-        stock, layers = of_case[0]["baseline_step_ms"], of_case[0]["layers"]
-        speedups = {record["schedule"]: record["speedup"] for record in of_case}
-        ms = {action.value: unique(of_case, f"{action}_ms")[0] for action in Action}
-        row = {"model": CASES[case], STOCK: _ms(stock)}
-        row |= {f"{name}, ms": _ms(ms[name]) for name in ("refresh", "sparse")}
-        for name, config in MODELS[case].qualities().items():
-            counted = STEPS * stock / generation_ms(config, ms, layers)
-            row[f"`{name}`"] = f"{speedups.get(name, counted):.2f}x"
+        of_case, model = find(records, case=case), MODELS[case]
+        stock = of_case[0]["baseline_step_ms"]
+        own = model.qualities()["balanced"]
+        prices = measured_prices(records, own, case).by_action
+        sparse = prices.get(Action.SPARSE)
+        older = [record for record in of_case if record["mlp_density"] == 0.3]
+        row = {
+            "model": CASES[case],
+            STOCK: _ms(stock),
+            "sparse, ms": "not run" if sparse is None else _ms(sparse * stock),
+            "30 % of the neurons": _ms(next(iter(unique(older, "sparse_ms")), None)),
+        }
+        for name in COMPARED:
+            row[f"`{name}`"] = speedup_text(case, model.qualities()[name], records)
         rows.append(row)
-    return f"{table(rows, texts=1)}\n\n{source(records, *files)}"
+    return f"{table(rows, texts=1)}\n\n{source(records, *FULL_SIZE)}"
 
 
-def generation_ms(config: SparsityConfig, ms: Mapping[str, float], layers: int) -> float:
-    """Return the time of a generation from that of each action's step.
-
-    The sparse step is one without means and sparse in all layers. The first layers, which a config
-    may keep dense, take their share of a dense step.
-    """
-    sparse = ms["sparse"] * (MEANS if config.attention.delta_rule == "means" else 1.0)
-    sparse += config.schedule.first_dense_layers / layers * (ms["dense"] - sparse)
-    times = {**ms, "sparse": sparse}
-    return sum(times[action] for action in Schedule(config.schedule, STEPS).actions)
+def speedup_text(case: str, config: SparsityConfig, records: Sequence[Record]) -> str:
+    """Return the speed-up of a config's generation, in brackets where it is computed."""
+    model = MODELS[case]
+    actions = SparsityPlan(model.decided(config), model.layout(), STEPS).actions()
+    calls = Counter(action.value for action in actions)
+    measured = measured_prices(records, config, case)
+    if all(Action(action) in measured.by_action for action in calls):
+        return f"{1 / measured.cost(calls):.2f}x"
+    return f"({1 / computed_prices(config, case).cost(calls):.1f}x)"
 
 
 def full_size_8_bits() -> str:

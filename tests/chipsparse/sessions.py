@@ -17,7 +17,13 @@ from chipsparse.step import StepContext
 CPU = torch.device("cpu")
 ACTIONS = ["dense", "refresh", "sparse", "sparse", "skip", "dense", "sparse", "refresh", "sparse"]
 CONFIG = SparsityConfig().override(
-    {"attention.density": 0.2, "block_size": 16, "tile": None, "schedule.actions": ACTIONS}
+    {
+        "attention.density": 0.2,
+        "mlp.density": 0.3,
+        "block_size": 16,
+        "tile": None,
+        "schedule.actions": ACTIONS,
+    }
 )
 HOSTED = {"memory.offload": "always"}
 TOTAL = len(ACTIONS) + 1  # after the last step nothing would be left to look at

@@ -47,7 +47,7 @@ CASES = {
         "schedule.warmup_steps (4), schedule.first_dense_layers (1): no layer is sparse"
     ),
     "layers: [{layers: 1}]": "layers[0] ('1'): it names neither attention nor mlp",
-    "layers: [{layers: 0, mlp: 0.5}], schedule.first_dense_layers: 1": (
+    "mlp.density: 0.3, layers: [{layers: 0, mlp: 0.5}], schedule.first_dense_layers: 1": (
         "layers[0].mlp (0.5): schedule.first_dense_layers is 1"
     ),
 }

@@ -28,6 +28,7 @@ description: for tests
 generation: {height: 32, width: 48, num_inference_steps: 4, max_sequence_length: 16,
   num_frames: 5, guidance_scale: 3.0}
 sparsity:
+  mlp: {density: 0.3}
   schedule: {warmup_steps: 2, refresh_every: 10}
 """
 # The arguments of a pipeline's call that both profiles have in common.
@@ -38,6 +39,7 @@ description: for tests
 generation: {height: 32, width: 48, num_inference_steps: 4, max_sequence_length: 16,
   true_cfg_scale: 3.0}
 sparsity:
+  mlp: {density: 0.3}
   schedule: {warmup_steps: 2, refresh_every: 10}
   tile: [1, 4, 4]
 """

@@ -27,6 +27,7 @@ MODELS = {
 }
 SIZE = ("--height", "720", "--width", "1280", "--frames", "81")
 LARGE = (*SIZE, "--quality", "published")
+MLP = "mlp: {density: 0.3}"
 PROFILE = "model_class: WanTransformer3DModel\nsparsity: %s\n"
 
 
@@ -94,6 +95,7 @@ REAL = """\
 model_class: {}
 generation: {{{}: {}, height: 32, width: 64, num_inference_steps: 4, max_sequence_length: 16}}
 sparsity:
+  mlp: {{density: 0.3}}
   block_size: 16
   schedule: {{warmup_steps: 2, first_dense_layers: 1}}
   tile: [1, 4, 4]
@@ -194,7 +196,7 @@ def test_what_fits_nowhere_runs_dense(wan, explain):
     for heading in ("model", "tokens", "schedule", "layers", "cache", "weights", "GPU", "quality"):
         assert re.search(rf"^ {heading}\b", table, re.MULTILINE), heading
     printed = " ".join(table.split())
-    assert re.search(r"quality .* fast 6 \d+ \d+ \d+% \d.*\d+\.\d\dx", printed)
+    assert re.search(r"quality .* fast 7 \d+ \d+ \d+% \d.*\d+\.\d\dx", printed)
     for text in (
         "block attention 40/40 591x128 7,560 of 75,600 10.0% 23 ms 200 ms",
         f"dense block MLP, {40 - mlp['sparse']} layers: {reason}",
@@ -242,8 +244,8 @@ def test_what_pipelines_make_by_default(explained, folder, classes, own, grid, t
     ("sparsity", "part", "reason", "layers"),
     [
         ("{mlp: {density: dense}}", 1, "mlp.density is dense in the profile", 40),
-        ("{layers: [{layers: 0-1, mlp: dense}]}", 1, "layers names it dense in the profile", 2),
-        ("{schedule: {actions: [dense]}}", 1, "no step of the schedule is sparse", 40),
+        (f"{{{MLP}, layers: [{{layers: 0-1, mlp: dense}}]}}", 1, "layers names it dense", 2),
+        (f"{{{MLP}, schedule: {{actions: [dense]}}}}", 1, "no step of the schedule is sparse", 40),
         # What would be slower sparse.
         ("{}", 0, "by the rates of one NVIDIA H200 a sparse step of it may take up to 0.", 40),
     ],

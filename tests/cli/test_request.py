@@ -79,7 +79,7 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
     usual = {"sparse_steps": 0.0, "forecast": 0.0, "forecast_after": 0.0, "correct": True}
     assert content["sparsity"] == {
         "attention": {"density": 0.25},
-        "mlp": {"density": 0.3},  # the default, but a search chooses it
+        "mlp": {"density": "dense"},  # the default, but a search chooses it
         "schedule": {"warmup_steps": 3, **usual},
         "layers": layers,
         "tile": None,

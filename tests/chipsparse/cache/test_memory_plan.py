@@ -25,7 +25,7 @@ HUNYUAN = layer_of(3072, 119_056, 12_288)
 
 
 def plan_of(layout=WAN_14B, **overrides):
-    values = {"memory.cache_precision": "full"}
+    values = {"memory.cache_precision": "full", "mlp.density": 0.3}
     values |= {name.replace("__", "."): value for name, value in overrides.items()}
     return SparsityPlan(SparsityConfig().override(values), layout, 50)
 

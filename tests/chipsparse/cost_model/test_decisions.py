@@ -38,7 +38,7 @@ def name_of(case):
 
 def plan_of(tokens, heads, head_dim, width, *, batch=1, layers=2, steps=50, **overrides):
     values = {name.replace("__", "."): value for name, value in overrides.items()}
-    values = {"attention.delta_rule": "difference", **values}
+    values = {"attention.delta_rule": "difference", "mlp.density": 0.3, **values}
     kind = LayerKind("block", layers, width)
     layout = ModelLayout((kind,), heads, head_dim, batch, ((1, 1, tokens),))
     return SparsityPlan(SparsityConfig().override(values), layout, steps)

@@ -1,66 +1,76 @@
 """The schedules of all bundled profiles, step by step: no change of them goes unnoticed."""
 
+from dataclasses import replace
+
 import pytest
 
 from chipsparse.plan import SparsityPlan
-from chipsparse.profiles.profile import ASSETS, QUALITIES_FILES, load_profile
+from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
 from tests.chipsparse.test_plan import LAYOUT
 from tests.schedules import letters_of
 
+# Of 28 and of 50 steps. Where a sparse step costs little, and where it costs too much.
 GENERAL = {
     "faithful": "ddddd-d--d---d----d----d--d- ddddddddd-d-d--d--d---d----d----d-----d----d--d-d-",
-    "balanced": "drsrs-r-ss-rs-s-s-r--s-s-rs- drsrsrs-r-ss-r-s-s-s--r--s--s--s--r-s--s--ss-r-ss-",
-    "fast": "drsr-s-r--s-s-r-s--s-s--r-s- d-rs-rs-s--r--s--s--s--r---s-s--s---s-s--r-s-s-ss-",
-    "draft": "d-d--r--s---r----s--s--r-s-- d-r-s-r---s----r----s----s----s-----r------s--s---",
+    "balanced": "d-rs-r--s-s-r-s--s--s--r-s-- dd-d-rs-r-s--r-s-s-s--r--s--s--s--r-s--s--s--r-ss-",
+    "fast": "d-r-s-r--s--s--s--r----s-s-- d-d-r-s-r--s---r--s--s--s---r--s---s---s---r--s-s-",
+    "draft": "d-r---s----r---s---s---s---- d-r-s-r---s----r----s----s----s-----r------s--s---",
     "published": "dddddrsssssssssrsssssssssddd dddddrsssssssssrsssssssssrsssssssssrsssssssssrssdd",
 }
-IMAGES = {
-    "faithful": "dddddd-d-d--d--d---d--d--d-d ddddddddddd-d-d-d--d--d--d---d---d---d---d--d-d-dd",
-    "balanced": "ddddd-d--d----d------d----d- dddddddd-d-d--d---d----d-----d-----d-----d---d--d-",
-    "fast": "dddd-d---d-------d-------d-- ddddd-d-d--d-----d---------d-----------d-------d--",
+SKIPPING = GENERAL | {
+    "balanced": "dddd-d--d----d-------d----d- ddddddd-d-d--d---d-----d-------d-------d-----d--d-",
+    "fast": "ddd-d----d------------d----- ddddd-d-d--d-----d---------d-----------d-------d--",
     "draft": "dd-d---d------------d------- ddd-d--d----d-----------d------------------d------",
+}
+OF_IMAGES = {
+    "faithful": "dddddd-d-d--d--d---d--d--d-d ddddddddddd-d-d-d--d--d--d---d---d---d---d--d-d-dd",
     "published": "dddrsssssrsssssrsssssrsssssd dddrsssssrsssssrsssssrsssssrsssssrsssssrsssssrsssd",
 }
-SHORT_CLIPS = GENERAL | {
-    "balanced": "dddd-d---d-------d-------d-- dddddd-d-d--d----d------d---------d--------d----d-",
-    "fast": "ddd-d----d------------d----- dddd-d-d---d------d------------d-------------d----",
-    "draft": "dd-d---d------------d------- ddd-d--d-------d---------------------d------------",
-}
-TINY_WAN = GENERAL | {
+TINY = {
     "published": "dddddddrssssssrssssssssrssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd"
 }
-TINY_FLUX = {**IMAGES, "published": TINY_WAN["published"]}
+TINY_FLUX = OF_IMAGES | TINY
 TINY_FLUX["balanced"] = (
     "dddd-d---d-------d-------d-- dddddd-d-d--d---d-----d------d-------d------d---d-"
 )
-OF_IMAGES = "Bria|BriaFibo2|Chroma|Flux|Flux2|Flux3|HiDreamImage|LongCatImage|OvisImage"
-OF_IMAGES += "|QwenImage|QwenImage21|SD3|ZImage"
-SCHEDULES = {
-    ASSETS / "tiny-wan/chipsparse.yaml": TINY_WAN,
-    ASSETS / "tiny-flux/chipsparse.yaml": TINY_FLUX,
-    QUALITIES_FILES["video"]: GENERAL,
-    QUALITIES_FILES["image"]: IMAGES,
-    **dict.fromkeys(ASSETS.glob("profiles/*.yaml"), GENERAL),
-    **{ASSETS / f"profiles/{name}Transformer2DModel.yaml": IMAGES for name in OF_IMAGES.split("|")},
-    **{
-        ASSETS / f"profiles/{name}Transformer3DModel.yaml": SHORT_CLIPS
-        for name in ("Helios", "LTXVideo", "LTX2Video")
-    },
+TWO_EXPERTS = {
+    "faithful": "dddddrsrsrsrssrssrssrssrsrsd dddddddddrsrsrsrsrsrsrssrssrssrssrssrssrssrsrsrsdd",
+    "balanced": "dddrsrssrsssrssssrssssrsssrs ddddrsrsrsrssrssrsssrssssrssssrsssssrssssrsssrssrs",
+    "fast": "drsrsssrssssssrsssssssssrsss ddrsrsrssrssssrssssssrssssssssrsssssssssrssssssrss",
+    "draft": "ddrssssssssrssssssssssssssss ddrssrsssssrsssssssssssrsssssssssssssssssrssssssss",
+    "published": GENERAL["published"],
 }
+IMAGES = "Bria|BriaFibo2|Chroma|Flux|Flux2|Flux3|HiDreamImage|LongCatImage|OvisImage|QwenImage"
+IMAGES += "|QwenImage21|SD3|ZImage"
+VIDEO = GENERAL, SKIPPING
+IMAGE = GENERAL | OF_IMAGES, SKIPPING | OF_IMAGES
+SCHEDULES = {
+    ASSETS / "tiny-wan/chipsparse.yaml": (GENERAL | TINY, GENERAL | TINY),
+    ASSETS / "tiny-flux/chipsparse.yaml": (GENERAL | TINY_FLUX, SKIPPING | TINY_FLUX),
+    QUALITIES_FILE: VIDEO,
+    **dict.fromkeys(ASSETS.glob("profiles/*.yaml"), VIDEO),
+    **{ASSETS / f"profiles/{name}Transformer2DModel.yaml": IMAGE for name in IMAGES.split("|")},
+    ASSETS / "profiles/two-experts/WanTransformer3DModel.yaml": (TWO_EXPERTS, TWO_EXPERTS),
+}
+
+
+def letters(config, steps):
+    return letters_of(SparsityPlan(config, LAYOUT, steps).actions())
 
 
 @pytest.mark.parametrize("path", SCHEDULES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_the_schedules_of_bundled_profiles(path):
+    mixed, skipping = SCHEDULES[path]
     qualities = load_profile(path).qualities
-    assert qualities.keys() == SCHEDULES[path].keys()
+    assert qualities.keys() == mixed.keys() == skipping.keys()
     for name, config in qualities.items():
-        for expected in SCHEDULES[path][name].split():
-            plan = SparsityPlan(config, LAYOUT, len(expected))
-            assert letters_of(plan.actions()) == expected.upper().replace("-", "K")
-            assert plan.notes() == []
-        few = SparsityPlan(config, LAYOUT, 8)
+        dear = replace(config, schedule=config.schedule.at_cost(None))
+        for each, expected in ((config, mixed[name]), (dear, skipping[name])):
+            for text in expected.split():
+                assert letters(each, len(text)) == text.upper().replace("-", "K")
+        assert [SparsityPlan(config, LAYOUT, steps).notes() for steps in (8, 28, 50)] == 3 * [[]]
+        eight = letters(config, 8)
         if name != "published" and config.schedule.sparse_steps:
-            assert letters_of(few.actions()) == "DRSRSSSS"
+            assert eight == "DRSRSSSS"
         elif name in ("faithful", "balanced"):
-            assert letters_of(few.actions()) == "DDDDDDDD"
-        assert few.notes() == []
+            assert eight == "DDDDDDDD"

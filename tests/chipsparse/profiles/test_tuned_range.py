@@ -41,7 +41,7 @@ def test_a_digest_is_of_the_model_not_of_what_wrote_it():
 
 @pytest.mark.parametrize(
     ("model_class", "source"),
-    [("WanTransformer3DModel", "WanTransformer3DModel.yaml"), ("''", "qualities/video.yaml")],
+    [("WanTransformer3DModel", "WanTransformer3DModel.yaml"), ("''", "assets/qualities.yaml")],
 )
 def test_a_profile_for_50_steps_is_not_used_for_4(tmp_path, model_class, source):
     path = tmp_path / "mine.yaml"
