@@ -265,7 +265,7 @@ class Steps:
             "model": self.model.transformer_class,
             "steps": STEPS,
             "schedule": name,
-            "config": config_digest(config),
+            "config": config_digest(decided),
             "step_config": step_digest(config),
             "actions": dict(counts),
             "precision": config.attention.precision,

@@ -207,20 +207,19 @@ class ScheduleConfig(Validated):
     def at_cost(self, sparse_cost: float | None) -> ScheduleConfig:
         """Return the schedule where a sparse step takes this share of a dense one's time.
 
-        None: no layer can be sparse. The result is this schedule, or the one of ``skipping``.
+        None: no layer can be sparse. The result has its own steps, or those of ``skipping``.
         """
         if self.sparse_at_most is None:
             return self
+        decided = dataclasses.replace(self, sparse_at_most=None, skipping=None)
         if sparse_cost is not None and sparse_cost <= self.sparse_at_most:
-            return self
+            return decided
         assert self.skipping is not None
         return dataclasses.replace(
-            self,
+            decided,
             full_share=self.skipping.full_share,
             least_full=self.skipping.least_full,
             sparse_steps=0.0,
-            sparse_at_most=None,
-            skipping=None,
         )
 
     def _check_by_cost(self) -> None:

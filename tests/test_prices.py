@@ -5,6 +5,7 @@ import pytest
 from benchmarks import prices
 from benchmarks.models import MODELS, STEPS
 from benchmarks.moving_photographs import evaluate
+from benchmarks.moving_photographs.model import Model
 from benchmarks.prices import (
     PRICED_AS,
     computed_prices,
@@ -13,12 +14,18 @@ from benchmarks.prices import (
     prices_of,
     speed_of,
 )
+from chipsparse.cost_model.relative_cost import decided
 from chipsparse.experiments.engine import config_digest, step_digest
 from chipsparse.plan import Action
 from chipsparse.profiles.profile import find_profile
 from docs.tables import measured
 
-QUALITIES = find_profile(None, "WanTransformer3DModel").qualities
+LARGE = MODELS[PRICED_AS]
+# As they are taken where sparse steps cost little.
+QUALITIES = {
+    name: LARGE.decided(config)
+    for name, config in find_profile(None, "WanTransformer3DModel").qualities.items()
+}
 BALANCED = QUALITIES["balanced"]
 
 
@@ -70,9 +77,12 @@ def test_digests_tell_what_is_computed_and_nothing_else():
 
 
 def test_the_model_that_quality_is_of_and_the_one_that_speed_is_of_have_one_config():
-    own = {name: config_digest(config) for name, config in evaluate.shipped().items()}
-    of_speed = MODELS[PRICED_AS].qualities()
-    assert own == {name: config_digest(config) for name, config in of_speed.items()}
+    transformer = Model.new({"transformer": {}}).transformer
+    small = evaluate.layout_of(transformer, 512, 512, 61)
+    for name, config in evaluate.shipped().items():
+        of_quality = decided(config, small)
+        of_speed = LARGE.decided(LARGE.qualities()[name])
+        assert config_digest(of_quality) == config_digest(of_speed)
 
 
 def test_a_step_is_priced_by_measured_steps_of_its_config_alone():

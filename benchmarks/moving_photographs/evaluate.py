@@ -124,9 +124,9 @@ def ways(
     if not lists:
         counts = [(round(share * steps), 0) for share in SKIP_SHARES]
         counts += [(round(full * steps), round(sparse * steps)) for full, sparse in SPARSE_SHARES]
-    simulated = _simulated() if rules else ()
+    by_rules = _simulated(layout) if rules else ()
     own_lists = (_list(*pair, steps) for pair in counts)
-    return [*_qualities(steps, layout), *own_lists, *simulated, *chosen]
+    return [*_qualities(steps, layout), *own_lists, *by_rules, *chosen]
 
 
 def _counts(text: str) -> tuple[int, int]:
@@ -139,9 +139,9 @@ def _counts(text: str) -> tuple[int, int]:
 
 def _qualities(steps: int, layout: ModelLayout) -> Iterator[Entry]:
     for name, config in shipped().items():
-        schedule = decided(config, layout).schedule
-        sparse = Action.SPARSE in Schedule(schedule, steps).actions
-        yield Entry(OURS if sparse else SKIPS, QUALITIES, name, config)
+        own = decided(config, layout)
+        sparse = Action.SPARSE in Schedule(own.schedule, steps).actions
+        yield Entry(OURS if sparse else SKIPS, QUALITIES, name, own)
 
 
 def _list(full: int, sparse: int, steps: int) -> Entry:
@@ -160,9 +160,9 @@ def _list(full: int, sparse: int, steps: int) -> Entry:
     return Entry(method, variant, setting, replace(config, schedule=schedule))
 
 
-def _simulated() -> Iterator[Entry]:
+def _simulated(layout: ModelLayout) -> Iterator[Entry]:
     for name in ("balanced", "fast"):
-        config = shipped()[name]
+        config = decided(shipped()[name], layout)
         first = config.schedule.first_dense_layers
         for density in (0.5, 0.3):  # by the kernels that there are
             sparse = config.override({"mlp.density": density})

@@ -27,8 +27,6 @@ def decided(
     if config.schedule.sparse_at_most is None:
         return config
     schedule = config.schedule.at_cost(sparse_cost(config, layout, masked))
-    if schedule is config.schedule:
-        return config
     usual = None if config.usual is None else decided(config.usual, layout, masked)
     return replace(config, schedule=schedule).over(usual)
 
@@ -64,7 +62,7 @@ def why_skipping(
     config: SparsityConfig, layout: ModelLayout, masked: Collection[Part] = ()
 ) -> str | None:
     """Return why steps are skipped that the config would have sparse; None where they are not."""
-    if decided(config, layout, masked) is config:
+    if not config.schedule.sparse_steps or decided(config, layout, masked).schedule.sparse_steps:
         return None
     cost = sparse_cost(config, layout, masked)
     if cost is None:

@@ -73,12 +73,12 @@ class TuneLab:
         """Return the times of steps, from a short generation for each kind of sparse step."""
         timed = {(density, False): self._timed(density) for density in DENSITIES}
         sparse = {kind: times["sparse"] for kind, times in timed.items()}
-        if self.config.mlp.is_sparse:
-            # The time of sparse MLPs does not depend on the share of columns.
-            usual = DENSITIES[0]
-            timed[usual, True] = self._timed(usual, sparse_mlp=True)
-            extra = timed[usual, True]["sparse"] - sparse[usual, False]
-            sparse |= {(density, True): sparse[density, False] + extra for density in DENSITIES}
+        # Whatever the profile has, sparse MLPs are tried; they are taken only where generations are
+        # better with them. Their time does not depend on the share of columns.
+        usual = DENSITIES[0]
+        timed[usual, True] = self._timed(usual, sparse_mlp=True)
+        extra = timed[usual, True]["sparse"] - sparse[usual, False]
+        sparse |= {(density, True): sparse[density, False] + extra for density in DENSITIES}
         prompts = range(self.options.calibration_prompts)
         dense = [self._clip(self.experiment.dense_way, prompt) for prompt in prompts]
         return ActionSeconds(

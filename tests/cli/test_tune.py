@@ -114,6 +114,8 @@ def test_the_results_file_keeps_what_was_tried_and_chosen(measured):
     timed = [value for name, value in results["measured"].items() if name.startswith("times, ")]
     for seconds in timed:  # medians of some of the steps
         assert seconds["seconds"] > seconds["refresh"] + 2 * seconds["sparse"] + seconds["skip"] > 0
+    # Sparse MLPs are tried although the profile has dense ones.
+    assert "times, 0.1 of the columns, sparse MLPs" in results["measured"]
     note = {"target": {"min_psnr_db": 25}, "held_out": PROMPTS[1:3], "chosen": chosen}
     assert results["notes"] == {"min_psnr_db 25": note}
     tried = [trial["facts"]["config"] for trial in trials(folder)]

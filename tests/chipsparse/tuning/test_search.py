@@ -23,11 +23,13 @@ prompt_trajectory = functools.cache(lambda prompt: trajectory(STEPS, seed=prompt
 class MadeUpLab:
     """Every full step gains 2 dB, a sparse one ``sparse_db``, correction ``corrected_db``.
 
-    Prompt 4 is 3 dB harder than the others.
+    Sparse MLPs gain ``mlp_db``. Prompt 4 is 3 dB harder than the others.
     """
 
-    def __init__(self, *, sparse_db=0.5, corrected_db=0.0, mlp_seconds=0.0, measuring=0.0):
-        self.sparse_db, self.corrected_db = sparse_db, corrected_db
+    def __init__(
+        self, *, sparse_db=0.5, corrected_db=0.0, mlp_seconds=0.0, mlp_db=0.0, measuring=0.0
+    ):
+        self.sparse_db, self.corrected_db, self.mlp_db = sparse_db, corrected_db, mlp_db
         self.mlp_seconds, self.measuring = mlp_seconds, measuring
         self.made = {}
 
@@ -46,7 +48,7 @@ class MadeUpLab:
         sparse = made.schedule.actions.count(Action.SPARSE)
         full = STEPS - made.schedule.actions.count(Action.SKIP) - sparse
         psnr = 20 + 2 * full + self.sparse_db * sparse - 3 * (prompt == 4)
-        psnr += self.corrected_db * config.schedule.correct
+        psnr += self.corrected_db * config.schedule.correct + self.mlp_db * config.mlp.is_sparse
         seconds = self.step_seconds().generation(made)
         self.made[config, prompt] = seconds / 20.5
         return Pair(psnr, 1 - 10 ** (-psnr / 20), None, seconds, 20.5, tuple(made.schedule.actions))
@@ -101,21 +103,33 @@ def test_what_cannot_be_met_tells_the_closest_on_all_held_out_prompts(target, co
 @pytest.mark.parametrize(
     ("made_up", "target", "expected"),
     [
-        ({"sparse_db": 1.5}, {"min_psnr_db": 33.0}, (True, False, True)),
-        ({"sparse_db": 1.5, "mlp_seconds": -0.25}, {"min_speedup": 2.0}, (True, True, True)),
-        ({"sparse_db": 1.5, "mlp_seconds": 0.1}, {"min_speedup": 2.0}, (True, False, True)),
-        ({"sparse_db": 0.0, "corrected_db": -4.0}, {"min_speedup": 2.0}, (False, False, False)),
+        ({"sparse_db": 1.5}, {"min_psnr_db": 33.0}, (True, False, False, True)),
+        ({"sparse_db": 1.5, "mlp_seconds": -0.25}, {"min_speedup": 2.0}, (True, True, True, True)),
+        ({"sparse_db": 1.5, "mlp_seconds": 0.1}, {"min_speedup": 2.0}, (True, False, False, True)),
+        (
+            {"sparse_db": 1.5, "mlp_seconds": -0.25, "mlp_db": -20.0},
+            {"min_speedup": 2.0},
+            (True, True, False, True),
+        ),
+        (
+            {"sparse_db": 0.0, "corrected_db": -4.0},
+            {"min_speedup": 2.0},
+            (False, False, False, False),
+        ),
     ],
 )
 def test_what_helps_is_chosen(made_up, target, expected):
-    """Many sparse steps, sparse MLPs where they are faster, and correction."""
+    """Many sparse steps, sparse MLPs where they are faster and no worse, and correction.
+
+    Expected are: more sparse steps than full ones, sparse MLPs tried, and taken, and correction.
+    """
     lab = MadeUpLab(**made_up)
     result = searched(lab, **target)
     config = result.candidate.config
     sparse = result.pairs[0].actions.count("sparse")
     assert (sparse > full_count(result)) is expected[0]
-    assert (config.mlp.is_sparse, config.schedule.correct) == expected[1:]
-    assert expected[1] or not any(tried.mlp.is_sparse for tried, _ in lab.made)
+    assert any(tried.mlp.is_sparse for tried, _ in lab.made) is expected[1]
+    assert (config.mlp.is_sparse, config.schedule.correct) == expected[2:]
 
 
 def test_steps_that_take_longer_than_was_measured_are_made_up_for():

@@ -1,0 +1,203 @@
+"""What each class computes in each quality, and that each quality is faster than the one before."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import diffusers
+import pytest
+import torch
+
+from chipsparse.cli.model.description import default_arguments
+from chipsparse.config import SparsityConfig
+from chipsparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.cost_model.relative_cost import decided, sparse_cost, why_skipping
+from chipsparse.layout import LayerKind, ModelLayout
+from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.plan import Action, SparsityPlan
+from chipsparse.profiles.profile import QUALITIES, find_profile, profile_classes
+
+NAMED = ("faithful", "balanced", "fast", "draft")
+USUAL = ("means", "dense")  # rule of attention, MLP
+PUBLISHED = ("difference", 0.3)
+# Columns of `published`, where they are not those of the medium.
+COLUMNS = {
+    "CogVideoXTransformer3DModel": 0.12,
+    "HiDreamImageTransformer2DModel": 0.25,
+    "SD3Transformer2DModel": 0.25,
+}
+TWO_EXPERTS = {"faithful": 0.3, "balanced": 0.2, "fast": 0.1, "draft": 0.05, "published": 0.1}
+# Latents of a usual size, where those of 480x832x81 or 1024x1024 are none.
+SIZES = {
+    "Cosmos3OmniTransformer": (48, 45, 80),
+    "HeliosTransformer3DModel": (9, 48, 80),
+    "HunyuanVideoTransformer3DModel": (33, 90, 160),
+    "LTX2VideoTransformer3DModel": (16, 16, 24),
+    "LTXVideoTransformer3DModel": (16, 16, 24),
+    "MiniMaxH3Transformer3DModel": (72, 48, 84),
+}
+EACH = [*((name, 1) for name in profile_classes()), ("WanTransformer3DModel", 2)]
+
+
+def named(case):
+    name, experts = case
+    return name if experts == 1 else f"{name}, two experts"
+
+
+def is_image(name):
+    return find_profile(None, name).qualities["fast"].tile == (1, 8, 16)
+
+
+@pytest.mark.parametrize("case", EACH, ids=named)
+def test_the_effective_config_of_every_class_and_quality(case):
+    """MLPs are dense in all but what was published first: sparse ones lost 3 to 5 dB."""
+    name, experts = case
+    profile = find_profile(None, name, experts=experts)
+    assert tuple(profile.qualities) == tuple(QUALITIES)
+    for quality, config in profile.qualities.items():
+        own = config.attention.delta_rule, config.mlp.density
+        assert own == (PUBLISHED if quality == "published" else USUAL), quality
+        columns = 0.1
+        if experts == 2:
+            columns = TWO_EXPERTS[quality]
+        elif quality == "published":
+            columns = COLUMNS.get(name, 0.175 if is_image(name) else 0.1)
+        assert config.attention.density == columns, quality
+        assert config.tile == ((1, 8, 16) if is_image(name) else (4, 4, 8))
+        assert (config.layers, config.block_size, config.attention.precision) == ((), 128, "auto")
+
+
+# Each quality is faster than the one before.
+
+
+def layout_of(name, size=None):
+    adapter = ADAPTERS[name]
+    config = default_arguments(getattr(diffusers, name))
+    usual = (1, 128, 128) if is_image(name) else (21, 60, 104)
+    return adapter.planned_layout(config, latents=size or SIZES.get(name, usual), text_tokens=0)
+
+
+def prices(config, layout):
+    """A step of each action over a dense one, by the cost model."""
+    plan = SparsityPlan(config, layout)
+
+    def seconds(action):
+        times = (
+            layer_time(layer, action, plan=plan, rates=Rates(), dtype=torch.bfloat16)
+            for layer in range(layout.layers)
+        )
+        return sum(time.total for time in times)
+
+    return {action: seconds(action) / seconds(Action.DENSE) for action in Action}
+
+
+SMALL = ModelLayout((LayerKind("block", 2, 512),), 2, 64, 1, ((4, 8, 8),))
+
+
+def steps_of(config, steps):
+    """How often each action is taken, of a config with a decided schedule."""
+    return Counter(SparsityPlan(config, SMALL, steps).actions())
+
+
+def seconds(config, steps, of_actions):
+    return sum(of_actions[action] * count for action, count in steps_of(config, steps).items())
+
+
+def check_order(qualities, of_quality, numbers):
+    """Fails where a quality is less than 15 % faster than the one before it."""
+    for steps in numbers:
+        times = [seconds(qualities[name], steps, of_quality[name]) for name in NAMED]
+        least = 1.15 if steps >= 10 else 1.0
+        for (slow, slower), (quick, faster) in itertools.pairwise(zip(NAMED, times, strict=True)):
+            assert slower / faster >= least - 1e-9, (steps, slow, quick, slower / faster)
+
+
+@pytest.mark.parametrize("case", EACH, ids=named)
+def test_each_quality_is_faster_than_the_one_before_by_the_classs_own_prices(case):
+    name, experts = case
+    adapter, qualities = ADAPTERS[name], find_profile(None, name, experts=experts).qualities
+    sizes = [None, (1, 512, 512)] if is_image(name) else [None]
+    if experts == 2:
+        sizes = [(21, 90, 160)]  # 720p; at 480p sparse steps save little
+    for size in sizes:
+        layout = layout_of(name, size)
+        own = {
+            quality: decided(qualities[quality], layout, adapter.masked_parts) for quality in NAMED
+        }
+        of_quality = {quality: prices(config, layout) for quality, config in own.items()}
+        check_order(own, of_quality, range(4, 61))
+
+
+GENERAL = find_profile(None, "WanTransformer3DModel").qualities
+IMAGES = find_profile(None, "FluxTransformer2DModel").qualities
+
+
+@pytest.mark.parametrize("qualities", [GENERAL, IMAGES], ids=["videos", "images"])
+@pytest.mark.parametrize("refresh", [1.05, 1.1, 1.15])
+def test_each_quality_is_faster_whatever_a_sparse_step_costs(qualities, refresh):
+    for percent in range(10, 101, 2):
+        of_actions = {Action.DENSE: 1.0, Action.REFRESH: refresh, Action.SKIP: 0.0}
+        of_actions[Action.SPARSE] = percent / 100
+        own = {
+            name: replace(config, schedule=config.schedule.at_cost(percent / 100))
+            for name, config in qualities.items()
+        }
+        check_order(own, dict.fromkeys(NAMED, of_actions), range(4, 61, 1 + 4 * (percent % 10)))
+
+
+# Which schedule is taken.
+
+
+def test_small_videos_and_images_skip_and_large_ones_have_sparse_steps():
+    image = IMAGES["balanced"]
+    for side, expected in ((128, True), (256, True), (512, False)):
+        layout = layout_of("FluxTransformer2DModel", (1, side, side))
+        assert (why_skipping(image, layout) is not None) is expected
+    small, large = (
+        layout_of("WanTransformer3DModel", (21, *size)) for size in ((60, 104), (90, 160))
+    )
+    own = GENERAL["balanced"]
+    assert decided(own, large).schedule == own.schedule.at_cost(0.4)
+    skipping = decided(own, small)
+    assert skipping.schedule == own.schedule.at_cost(1.0)
+    assert (skipping.schedule.full_share, skipping.schedule.sparse_steps) == (0.32, 0)
+    cost = sparse_cost(own, small)
+    assert why_skipping(own, small) == (
+        f"no step is sparse: at this size one takes {cost:.0%} of a dense step's time, and "
+        "schedule.sparse_at_most is 48%; steps are skipped instead"
+    )
+
+
+def test_the_cost_is_the_same_for_all_branches_processes_and_samples():
+    layout = layout_of("FluxTransformer2DModel", (1, 512, 512))
+    others = (
+        replace(layout, text_tokens=512),
+        replace(layout, batch=2, samples=(0, 1)),
+        replace(layout, share=replace(layout.own, heads=3, rows=9, most_rows=9)),
+        replace(layout, rows_before=5),
+    )
+    costs = {sparse_cost(IMAGES["fast"], each) for each in (layout, *others)}
+    assert len(costs) == 1
+
+
+def test_what_is_masked_has_no_sparse_step():
+    layout = layout_of("FluxTransformer2DModel", (1, 512, 512))
+    config = IMAGES["fast"]
+    assert sparse_cost(config, layout, {"attention": "masked"}) is None
+    said = "no step is sparse, since no layer can be: steps are skipped instead"
+    assert why_skipping(config, layout, ["attention"]) == said
+    both = config.override({"mlp.density": 0.3})
+    alone = sparse_cost(both, layout, ["attention"])
+    assert sparse_cost(both, layout) < sparse_cost(config, layout) < alone < 1
+
+
+def test_what_a_quality_stands_for_is_decided_like_it():
+    """So that nothing of a named quality is said to have no effect."""
+    layout = layout_of("WanTransformer3DModel")
+    config = GENERAL["fast"]
+    taken = decided(config, layout)
+    assert taken != config
+    assert taken.usual == taken
+    assert SparsityPlan(taken, layout, 50).notes() == []
+    plain = SparsityConfig()
+    assert decided(plain, layout) is plain
