@@ -37,7 +37,7 @@ TWO_EXPERTS = {
     "faithful": "dddddrsrsrsrssrssrssrssrsrsd dddddddddrsrsrsrsrsrsrssrssrssrssrssrssrssrsrsrsdd",
     "balanced": "dddrsrssrsssrssssrssssrsssrs ddddrsrsrsrssrssrsssrssssrssssrsssssrssssrsssrssrs",
     "fast": "drsrsssrssssssrsssssssssrsss ddrsrsrssrssssrssssssrssssssssrsssssssssrssssssrss",
-    "draft": "ddrssssssssrssssssssssssssss ddrssrsssssrsssssssssssrsssssssssssssssssrssssssss",
+    "draft": "ddrssssssssrssssssssssssssss ddrsssrssssssssrssssssssssssssssssssrsssssssssssss",
     "published": GENERAL["published"],
 }
 IMAGES = "Bria|BriaFibo2|Chroma|Flux|Flux2|Flux3|HiDreamImage|LongCatImage|OvisImage|QwenImage"
