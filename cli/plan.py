@@ -17,7 +17,7 @@ from chipsparse.cli.views.units import counted
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
 from chipsparse.config import PARTS, ConfigError, Part
-from chipsparse.cost_model.relative_cost import decided
+from chipsparse.cost_model.relative_cost import decided, why_skipping
 from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
@@ -42,6 +42,7 @@ class PlannedGeneration:
     pixels: tuple[int, int]  # height and width of a frame
     branches: int  # transformer calls per step
     never: dict[Part, str]  # what runs dense in every layer, and why
+    skipping: str | None = None  # why steps are skipped that the profile would have sparse
 
 
 def called_steps(settings: GenerationSettings, model: ModelDescription) -> int:
@@ -91,7 +92,9 @@ def plan_generation(
     if plan.is_dense():
         never = {part: never.get(part, "no step of the schedule is sparse") for part in PARTS}
     space, _ = vae_factors(model.vae_config)
-    return PlannedGeneration(plan, (rows * space, columns * space), branches, never)
+    pixels = rows * space, columns * space
+    skipping = why_skipping(profile.sparsity, layout, adapter.masked_parts)
+    return PlannedGeneration(plan, pixels, branches, never, skipping)
 
 
 def fp8_weights(model: ModelDescription) -> Fp8Form | None:

@@ -35,6 +35,7 @@ from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
 from chipsparse.plan import Action
+from chipsparse.profiles.measured import measured_of
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.published import published_psnr
 
@@ -187,6 +188,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Expl
     forecast = forecaster.look_ahead(profile, parallel)
     _check_memory(forecast, weight_bytes)
     planned, plan, memory = forecast.planned, forecast.planned.plan, forecast.memory
+    measured = measured_of(model.transformer_class)
     layout, on_host = plan.layout, 0 if device.type == "cuda" else memory.host_bytes
     return record.Explanation(
         model=model.location,
@@ -209,6 +211,8 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Expl
         schedule=plan.describe(),
         counts=Counter(action.value for action in plan.actions()),
         full_steps=plan.schedule.full_steps,
+        measured_speed=measured.speed_text,
+        measured_quality=measured.quality_text,
         weights=weights,
         memory=record.Memory(
             weights=weight_bytes,
@@ -346,6 +350,7 @@ def _notes(request: Request, forecast: Forecast, weights: Mapping[str, int | Non
     }
     notes = [
         *request.warnings,
+        forecast.planned.skipping,
         *unlimited.notes(on_cpu=request.device.type == "cpu"),
         forecast.why_untimed,
         *(remark for remark, holds in remarks.items() if holds),

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.tables import config, measured, models
+from docs.tables import config, measured, memory, models
 
 ROOT = Path(__file__).parents[2]
 TABLES: dict[str, Callable[[], str]] = {
@@ -26,6 +26,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "published quality": measured.published_quality,
     "config": config.sections,
     "models": models.models,
+    "what was measured": measured.what_was_measured,
     "other classes": models.other_classes,
     "full size": measured.full_size,
     "full size, 8 bits": measured.full_size_8_bits,
@@ -33,6 +34,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention kernels": measured.attention_kernels,
     "sparse MLP": measured.sparse_mlp,
     "host memory": measured.host_memory,
+    "memory": memory.memory,
     "tiny-wan time": measured.tiny_wan_time,
     "equal work": measured.equal_work,
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from docs.tables import pages, renewed
+from chipsparse.profiles.measured import MEASURED_FILE
+from docs.tables import measured, pages, renewed
 
 
 def main() -> None:
     """Write the pages that change, and print their names."""
+    MEASURED_FILE.write_text(measured.measured_classes(), encoding="utf-8")
     for page in pages():
         before = page.read_text(encoding="utf-8")
         after = renewed(before)

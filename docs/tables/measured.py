@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import yaml
+
 from benchmarks.curves import INTERVAL, LEAD, at_share, decibels, generation_of, quality_rows
 from benchmarks.models import MODELS, STEPS
 from benchmarks.moving_photographs.evaluate import (
     COMPARED,
+    MODEL_CLASS,
     QUALITIES,
     costs,
     hardness,
@@ -32,7 +35,10 @@ from benchmarks.prices import (
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
 from chipsparse.config import SparsityConfig
+from chipsparse.experiments.engine import config_digest
 from chipsparse.plan import Action, SparsityPlan
+from chipsparse.profiles.measured import measured_of
+from chipsparse.profiles.profile import find_profile, profile_classes
 from chipsparse.profiles.published import published_ranges
 from docs.tables.markdown import table
 
@@ -245,6 +251,47 @@ def speedup_text(case: str, config: SparsityConfig, records: Sequence[Record]) -
     if all(Action(action) in measured.by_action for action in calls):
         return f"{1 / measured.cost(calls):.2f}x"
     return f"({1 / computed_prices(config, case).cost(calls):.1f}x)"
+
+
+def measured_classes() -> str:
+    """Return the file of what was measured of each class, with the configs of today.
+
+    Quality counts where the small model is of the class and ran the qualities' shipped configs.
+    """
+    records = full_size_records()
+    facts: dict[str, dict[str, Any]] = {}
+    for case in unique(records, "case"):
+        model = MODELS[case]
+        own = model.qualities()
+        run = [
+            name for name in COMPARED if not speedup_text(case, own[name], records).startswith("(")
+        ]
+        if run:
+            speed = facts.setdefault(model.transformer_class, {}).setdefault("speed", {})
+            speed[CASES[case]] = run
+    clips = find(read(PHOTOGRAPHS), variant=QUALITIES)
+    small = {clip["setting"]: clip["config"] for clip in clips}
+    large = MODELS[PRICED_AS]
+    shipped = find_profile(None, MODEL_CLASS).qualities
+    if all(small[name] == config_digest(large.decided(shipped[name])) for name in COMPARED):
+        facts.setdefault(MODEL_CLASS, {})["quality"] = True
+    text = yaml.safe_dump(facts, sort_keys=True, default_flow_style=None, width=100)
+    return f"# Written by `python -m docs.tables` from benchmarks/results.\n{text}"
+
+
+def what_was_measured() -> str:
+    """Return a row for each class of which anything was measured."""
+    rows = []
+    for name in profile_classes():
+        measured = measured_of(name)
+        rows.append(
+            {
+                "class of the transformer": f"`{name}`",
+                "speed": measured.speed_text,
+                "quality": measured.quality_text,
+            }
+        )
+    return table(rows)
 
 
 def full_size_8_bits() -> str:

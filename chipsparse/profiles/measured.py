@@ -1,0 +1,49 @@
+"""What was measured of each class of transformers; ``python -m docs.tables`` writes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import yaml
+
+from chipsparse.common.text_files import read_text
+from chipsparse.profiles.profile import ASSETS
+
+MEASURED_FILE = ASSETS / "measured.yaml"
+# The model that quality was measured on, as pages and commands call it.
+SMALL_MODEL = "a model of 53 M parameters that was trained for it"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one class, with the configs that are shipped today.
+
+    Attributes:
+        speed: qualities whose steps were all run, by the model and size that ran. Its weights were
+            random, and the GPU was one NVIDIA H200.
+        quality: whether a small model of this class was compared with its dense clips.
+    """
+
+    speed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    quality: bool = False
+
+    @property
+    def speed_text(self) -> str:
+        """What was run, in words."""
+        if not self.speed:
+            return "nothing"
+        runs = "; ".join(f"{', '.join(names)} ({size})" for size, names in self.speed.items())
+        return f"{runs}: one H200, random weights"
+
+    @property
+    def quality_text(self) -> str:
+        """What quality was measured on, in words."""
+        return f"{SMALL_MODEL}, no full-size weights" if self.quality else "nothing"
+
+
+def measured_of(transformer_class: str) -> Measured:
+    """Return what was measured of a class; nothing where the file does not name it."""
+    facts = yaml.safe_load(read_text(MEASURED_FILE)).get(transformer_class) or {}
+    speed = {size: tuple(names) for size, names in (facts.get("speed") or {}).items()}
+    return Measured(speed, facts.get("quality", False))
