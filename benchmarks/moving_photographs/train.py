@@ -392,7 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("photographs", type=Path, help="folder of JPEGs")
     parser.add_argument("out", type=Path, help="folder for state.pt and checkpoint/")
-    parser.add_argument("--seconds", type=float, default=680, help="of the whole training")
+    parser.add_argument("--seconds", type=float, default=730, help="of the whole training")
     parser.add_argument("--limit", type=float, default=520, help="seconds of this call")
     parser.add_argument("--steps", type=int, help="at most so many in this call")
     parser.add_argument("--plan", help="canvases: HEIGHTxWIDTHxFRAMES:CLIPS:WEIGHT:FROM:TO,...")

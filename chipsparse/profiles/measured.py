@@ -29,12 +29,16 @@ class Measured:
     quality: bool = False
 
     @property
-    def speed_text(self) -> str:
-        """What was run, in words."""
+    def runs(self) -> str:
+        """The qualities that were run, with the model and size of each."""
         if not self.speed:
             return "nothing"
-        runs = "; ".join(f"{', '.join(names)} ({size})" for size, names in self.speed.items())
-        return f"{runs}: one H200, random weights"
+        return "; ".join(f"{', '.join(names)} ({size})" for size, names in self.speed.items())
+
+    @property
+    def speed_text(self) -> str:
+        """What was run and on what, in words."""
+        return f"{self.runs}: one H200, random weights" if self.speed else self.runs
 
     @property
     def quality_text(self) -> str:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.tables import config, measured, memory, models
+from docs.tables import config, measured, memory, models, qualities
 
 ROOT = Path(__file__).parents[2]
 TABLES: dict[str, Callable[[], str]] = {
@@ -25,6 +25,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rules of sparse MLPs": measured.sparse_mlp_rules,
     "published quality": measured.published_quality,
     "config": config.sections,
+    "qualities": qualities.qualities,
     "models": models.models,
     "what was measured": measured.what_was_measured,
     "other classes": models.other_classes,

@@ -234,7 +234,7 @@ def full_size() -> str:
             "model": CASES[case],
             STOCK: _ms(stock),
             "sparse, ms": "not run" if sparse is None else _ms(sparse * stock),
-            "30 % of the neurons": _ms(next(iter(unique(older, "sparse_ms")), None)),
+            "sparse, MLPs at 30 %, ms": _ms(next(iter(unique(older, "sparse_ms")), None)),
         }
         for name in COMPARED:
             row[f"`{name}`"] = speedup_text(case, model.qualities()[name], records)
@@ -280,18 +280,22 @@ def measured_classes() -> str:
 
 
 def what_was_measured() -> str:
-    """Return a row for each class of which anything was measured."""
+    """Return a row for each class of which anything was measured, and the list of the others."""
     rows = []
+    others = []
     for name in profile_classes():
         measured = measured_of(name)
+        if not measured.speed and not measured.quality:
+            others.append(f"`{name}`")
+            continue
         rows.append(
             {
                 "class of the transformer": f"`{name}`",
-                "speed": measured.speed_text,
+                "speed": measured.runs,
                 "quality": measured.quality_text,
             }
         )
-    return table(rows)
+    return f"{table(rows)}\n\nNothing was measured of {', '.join(others)}."
 
 
 def full_size_8_bits() -> str:
