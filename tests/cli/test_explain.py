@@ -12,6 +12,7 @@ import chipsparse
 from chipsparse.cache.tensors import KINDS
 from chipsparse.cli.explain import explanation
 from chipsparse.cost_model.layer_times import Rates
+from chipsparse.profiles.measured import measured_of
 from chipsparse.profiles.profile import load_profile
 from tests.cli.conftest import command
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
@@ -294,9 +295,25 @@ def test_qualities_stand_side_by_side(explained, folder):
     assert (6 + 0.2 * rows["fast"]["counts"]["sparse"]) / 50 < works[2] < works[0] < 1
     # Where gaps are short nothing is sparse.
     assert rows["faithful"]["counts"] == {"dense": 20, "skip": 30}
+    assert result["measured_quality"] == measured_of("WanTransformer3DModel").quality_text
+    assert "Wan 14B 720p" in result["measured_speed"]
     alone = explained(*arguments, "--quality", "faithful")
     assert (alone["qualities"], alone["counts"]) == (rows, rows["faithful"]["counts"])
     assert all(part["kept"] == {} for part in alone["layers"])
+
+
+def test_small_images_say_why_they_skip(explained, explain, folder):
+    arguments = ("--model", folder("flux"), "--height", "1024", "--width", "1024")
+    arguments += ("--steps", "50")
+    result = explained(*arguments)
+    assert result["counts"] == {"dense": 16, "skip": 34}
+    (said,) = [note for note in result["notes"] if note.startswith("no step is sparse")]
+    assert "at this size one takes" in said
+    assert said.split()[0:4] == ["no", "step", "is", "sparse:"]
+    assert "no step is sparse" in " ".join(explain(*arguments).stdout.split())
+    large = explained(*arguments, "--height", "4096", "--width", "4096")
+    assert large["counts"]["sparse"] == 13
+    assert not any(note.startswith("no step is sparse") for note in large["notes"])
 
 
 def test_a_gpu_that_is_here_is_asked_and_measured(wan, monkeypatch):

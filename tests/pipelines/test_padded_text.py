@@ -147,6 +147,15 @@ def test_each_length_of_mochi_is_a_branch_of_its_own():
         assert unguided == {"cond_uncond 0": ((0,), 2), "cond_uncond 1": ((1,), 9)}
 
 
+def test_each_length_of_mochi_is_a_branch_of_its_own_where_a_share_of_the_steps_is_sparse():
+    shares = {"schedule": {"full_share": 0.34, "sparse_steps": 0.5}}
+    pipe, prompts = mochi.tiny_pipeline(), mochi.prompts(7, negative=[3])
+    with chipsparse.enable(pipe, SPARSE.override(shares)) as handle:
+        generate(pipe, {**mochi.VIDEO, **prompts, "guidance_scale": 4.5})
+        assert {step.branch for step in handle.report.steps} == {"cond_uncond 0", "cond_uncond 1"}
+        assert "sparse" in actions(handle, "cond_uncond 0")
+
+
 def test_an_unpatched_generation_of_mochi_is_one_call_a_step():
     pipe, calls = mochi.tiny_pipeline(), []
     pipe.transformer.patch_embed.register_forward_hook(lambda *_: calls.append(None))
