@@ -45,12 +45,12 @@ def test_tiny_flux_knows_the_words_of_its_prompts_and_is_not_distilled():
 
 
 OF_FLUX = {"dense": 15, "skip": 35}
-OF_WAN = {"dense": 1, "refresh": 8, "sparse": 17, "skip": 24}
+OF_WAN = {"dense": 3, "refresh": 6, "sparse": 13, "skip": 28}
 # Case, the frame and colour of two places, how far the second is below the first one at least, what
 # the profile's own schedule does, and how close that comes to dense in dB.
 SHOWN = [
     ("flux-skips", (0, RED), (0, YELLOW), 40, OF_FLUX, 45),  # a yellow heart below a red triangle
-    ("wan-skips", (0, GREEN), (-1, GREEN), 15, OF_WAN, 40),  # a green square moves down
+    ("wan-skips", (0, GREEN), (-1, GREEN), 15, OF_WAN, 36),  # a green square moves down
 ]
 
 
