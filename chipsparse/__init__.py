@@ -18,6 +18,7 @@ from chipsparse.config import (
     LayerBudget,
     MemoryConfig,
     MLPConfig,
+    QualityWarning,
     ScheduleConfig,
     SparsityConfig,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Parallel",
     "PeerError",
     "Profile",
+    "QualityWarning",
     "ScheduleConfig",
     "SparsityConfig",
     "StepRecord",

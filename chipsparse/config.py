@@ -41,6 +41,10 @@ class DenseWarning(UserWarning):
     """A generation computes nothing sparse although its config asks for it."""
 
 
+class QualityWarning(UserWarning):
+    """A generation is further from the dense one than its config is elsewhere, for its sampler."""
+
+
 @dataclass(frozen=True, repr=False)
 class AttentionConfig(Validated):
     """The columns of self-attention that sparse steps compute, and how the rest is reused."""

@@ -62,6 +62,7 @@ from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, un
 from chipsparse.plan import Action
 from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.report.nothing_sparse import NOTHING, dense_notes, wants_sparse
+from chipsparse.schedule.clean_samples import clean_bytes
 from chipsparse.schedule.correction import held_bytes
 from chipsparse.schedule.schedule import Schedule
 from chipsparse.session import Session
@@ -533,8 +534,10 @@ class ModelAdapter(PatchedFamily):
         if execution.autocast:
             pending += autocast_bytes(self.transformer, execution.dtype)
         plan = self.session.plan
-        if plan is not None and plan.corrects_any:
-            pending += held_bytes(self._loop.scheduler, self.latents(arguments))
+        if plan is not None and plan.schedule.skips_any:
+            latents = self.latents(arguments)
+            corrected = held_bytes(self._loop.scheduler, latents) if plan.corrects_any else 0
+            pending += max(corrected, clean_bytes(latents))
         return MemoryDemand(
             dtype=execution.dtype,
             branches=self.branches(),

@@ -1,17 +1,34 @@
-"""Correction of skipped steps at the schedulers that run an enabled transformer."""
+"""Skipped steps at the schedulers that run an enabled transformer: corrected, or clean samples."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, StepRecord
+from chipsparse.schedule.clean_samples import NoisySteps, step_parameters
 from chipsparse.schedule.correction import SOLVERS, CorrectedSteps, Kind, Made, solver_class
 from chipsparse.schedule.wrapped_step import wrap_step
 
+INSTEAD = "a sampler without noise comes closer, as do more full steps"
 NOT_STEPPED = "the loop does not step its scheduler as pipelines do"
+
+
+@dataclass(frozen=True)
+class _Followed:
+    """A scheduler whose steps are wrapped."""
+
+    noisy: NoisySteps
+    corrected: CorrectedSteps | None  # None where skipped steps cannot be put right
+    undo: Callable[[], None]
+
+    def drop(self) -> None:
+        self.noisy.drop()
+        if self.corrected is not None:
+            self.corrected.drop()
 
 
 class StepCorrection:
@@ -25,30 +42,57 @@ class StepCorrection:
     def __init__(self, report: GenerationReport, copies: Callable[[], bool]) -> None:
         self._report, self._copies = report, copies
         self._wanted: list[Any] = []
-        self._followed: dict[int, tuple[CorrectedSteps, Callable[[], None]]] = {}
+        self._followed: dict[int, _Followed] = {}
         self._stepped: StepRecord | None = None  # the last call that a wrapped step came after
         self._over: StepRecord | None = None  # the last call of the last generation
 
     def follow(self, schedulers: Iterable[Any]) -> None:
-        """Wraps the steps of these schedulers, where they can be corrected, and of no others."""
-        wanted = {id(scheduler): scheduler for scheduler in schedulers}
+        """Wraps the steps of these schedulers, and of no others."""
+        wanted = {id(scheduler): scheduler for scheduler in schedulers if scheduler is not None}
         for number in self._followed.keys() - wanted.keys():
-            _, undo = self._followed.pop(number)
-            undo()
+            self._followed.pop(number).undo()
         for scheduler in wanted.values():
             self._wrap(scheduler)
         self._wanted = list(wanted.values())
 
     def _wrap(self, scheduler: Any) -> None:
-        if why_not_corrected(scheduler) is None and id(scheduler) not in self._followed:
-            steps: list[CorrectedSteps] = []
+        if id(scheduler) in self._followed or not hasattr(scheduler, "step"):
+            return
+        parameters = step_parameters(scheduler)
+        corrected: CorrectedSteps | None = None
+        noisy: NoisySteps
 
-            def wrap(step: Callable[..., Any]) -> CorrectedSteps:
-                steps.append(CorrectedSteps(scheduler, step, self._made, self._report.correct))
-                return steps[0]
+        def wrap(step: Callable[..., Any]) -> NoisySteps:
+            nonlocal corrected, noisy
+            if why_not_corrected(scheduler) is None:
+                step = corrected = CorrectedSteps(
+                    scheduler,
+                    step,
+                    lambda: None if noisy.adds_noise else self._corrected_origin(),
+                    self._report.correct,
+                )
+            noisy = NoisySteps(scheduler, step, parameters, self._origin, self._note_noise)
+            return noisy
 
-            undo = wrap_step(scheduler, wrap, self._copied)
-            self._followed[id(scheduler)] = steps[0], undo
+        undo = wrap_step(scheduler, wrap, self._copied)
+        self._followed[id(scheduler)] = _Followed(noisy, corrected, undo)
+
+    def _note_noise(self, scheduler: Any, is_known: bool) -> None:
+        """Says what a sampler that adds noise costs, and what would cost nothing."""
+        name = type(scheduler).__name__
+        quality = self._report.quality
+        what = "this config" if quality is None else f"quality {quality}"
+        if is_known:
+            reused = (
+                "skipped steps reuse the clean sample, and the result is further from the dense "
+                f"one than with {what} and a sampler without noise"
+            )
+        else:
+            reused = (
+                "its clean sample is not known, so what skipped steps reuse points at noise that "
+                "is gone, and the result may be far from the dense one"
+            )
+        self._report.warn_of_quality(f"{name} adds noise at its steps: {reused}; {INSTEAD}")
 
     def _copied(self, scheduler: Any) -> None:
         if self._copies():
@@ -70,21 +114,37 @@ class StepCorrection:
         last = self._report.steps[-1] if self._report.steps else None
         if last is not None and last.action is Action.SKIP and last.step != step:
             wanted = last.plan is not None and last.plan.config.schedule.correct
-            placed = all(corrected.is_placed for corrected, _ in self._followed.values())
+            placed = all(
+                each.corrected.is_placed for each in self._followed.values() if each.corrected
+            )
             if wanted and not (self._stepped is last and placed):
                 self._report.note(f"skipped steps are not corrected: {reason or NOT_STEPPED}")
         if step is None:
             self.follow(self._wanted)  # and no copies any more
             self._over = last
-            for corrected, _ in self._followed.values():
-                corrected.drop()
+            for each in self._followed.values():
+                each.drop()
 
-    def _made(self) -> Made | None:
-        """The origin of the outputs of the step to which the transformers were called last."""
+    def _last(self) -> StepRecord | None:
+        """The last call, if it is of a generation with skipped steps that is not over."""
         last = self._report.steps[-1] if self._report.steps else None
-        if last is None or last is self._over or last.plan is None or not last.plan.corrects_any:
+        if last is None or last is self._over or last.plan is None:
+            return None
+        return last if last.plan.schedule.skips_any else None
+
+    def _corrected_origin(self) -> Made | None:
+        """The origin of the outputs of a step, where skipped ones are to be put right."""
+        last = self._last()
+        if last is None or last.plan is None or not last.plan.corrects_any:
             return None
         self._stepped = last
+        return self._origin()
+
+    def _origin(self) -> Made | None:
+        """The origin of the outputs of the step to which the transformers were called last."""
+        last = self._last()
+        if last is None:
+            return None
         records = itertools.takewhile(
             lambda record: record.place == last.place, reversed(self._report.steps)
         )

@@ -26,7 +26,7 @@ from chipsparse.common.bounded import Count, Index, Number
 from chipsparse.common.machine import package_version
 from chipsparse.common.user_warnings import warn_user
 from chipsparse.common.version import __version__
-from chipsparse.config import DenseWarning, FallbackError, Part, SparsityConfig
+from chipsparse.config import DenseWarning, FallbackError, Part, QualityWarning, SparsityConfig
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.kept_columns import KeptColumns
@@ -247,7 +247,7 @@ class GenerationReport:
     kept_columns: list[KeptColumns] = field(default_factory=list)
     versions: Mapping[str, str | None] = field(default_factory=dict)  # of files alone
     transformers: Mapping[str, PlannedSteps] = field(default_factory=dict)
-    _warned: InMemory[bool] = field(default=False, repr=False)
+    _warned: InMemory[set[type[Warning]]] = field(default_factory=set, repr=False)
     _begun: InMemory[bool] = field(default=False, repr=False)
 
     def begin(self, generation: int, record: StepRecord) -> None:
@@ -312,9 +312,18 @@ class GenerationReport:
 
     def _warn_of_nothing(self, sentence: str) -> None:
         self.nothing_sparse = sentence
-        if not self._warned:  # once in the life of a report: a user makes one image after another
-            self._warned = True
-            warn_user(sentence, DenseWarning)
+        self._warn(sentence, DenseWarning)
+
+    def warn_of_quality(self, sentence: str) -> None:
+        """Note and warn of what makes the result worse than the config's is elsewhere."""
+        self.note(sentence)
+        self._warn(sentence, QualityWarning)
+
+    def _warn(self, sentence: str, category: type[Warning]) -> None:
+        """Warn once in the life of a report: a user makes one image after another."""
+        if category not in self._warned:
+            self._warned.add(category)
+            warn_user(sentence, category)
 
     def fall_back(self, sentence: str) -> None:
         """Note once what runs dense although it should not; raise `FallbackError` if strict."""

@@ -58,6 +58,7 @@ class _Gap:
     # a slope of 1 of the predictions over the levels adds to that.
     paths: torch.Tensor
     free: torch.Tensor | None  # [B, N, 1], tokens at the step's noise level; None: all
+    distance: float  # of the last step's level from that of clean latents, positive
     skips_any: bool = False  # there are steps without a prediction of their own
 
     def go_on(self, level: float, distance: float, given: dict[str, Any]) -> None:
@@ -126,12 +127,16 @@ class CorrectedSteps:
         if step is None or step >= len(self._scheduler.timesteps):  # not known, or no other comes
             return stepped
         place = self._place(step - 1)
+        distance = abs(place[1])
+        if distance == 0:  # latents without noise: no prediction tells an output
+            return stepped
         if made.kind == "full":
             self._gap = self._begin(made, *place, given, latents_of(stepped))
-        elif gap is not None:
+        elif gap is not None and distance <= gap.distance:  # no line leads back to more noise
             if made.kind == "sparse":
                 gap.predict(*place, given["model_output"])
             gap.go_on(*place, given)
+            gap.distance = distance
             gap.made, gap.skips_any = made, gap.skips_any or made.kind == "reused"
             self._gap = gap
         return stepped
@@ -157,7 +162,10 @@ class CorrectedSteps:
             slot[key] = _three(slot[key])
         schedule, tokens = self._scheduler.timesteps, given.get("per_token_timesteps")
         free = None if tokens is None else (tokens == tokens.max())[..., None]
-        return _Gap(made, made.step, schedule, level, clean, solver, _three(latents), free)
+        paths = _three(latents)
+        return _Gap(
+            made, made.step, schedule, level, clean, solver, paths, free, distance=abs(distance)
+        )
 
     def _goes_on(self, gap: _Gap, made: Made, given: dict[str, Any]) -> bool:
         """Return True for the next step of the same generation and branches."""

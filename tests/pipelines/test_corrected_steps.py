@@ -101,7 +101,7 @@ def test_a_call_that_breaks_off_in_a_gap_leaves_nothing():
         broken = 3  # in a gap
         with pytest.raises(InterruptedError):
             generate(pipe, "flux", callback_on_step_end=look)
-        assert pipe.scheduler.step._call._gap is None
+        assert pipe.scheduler.step._call._step._gap is None
         assert torch.equal(generate(pipe, "flux"), first)
     assert type(pipe.scheduler) is kind
     assert torch.equal(generate(pipe, "flux"), expected)
