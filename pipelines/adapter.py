@@ -292,6 +292,10 @@ class ModelAdapter(PatchedFamily):
             finally:
                 self.is_calling = outer
 
+    def is_undisturbed(self) -> bool:
+        """Return whether nobody but the pipeline runs between the calls: see `DenoisingLoop`."""
+        return self._loop.is_undisturbed
+
     def called_outside(self) -> None:
         """Says of layers that compute while the transformer is not called: they run dense."""
         if wants_sparse(self.session.config):
@@ -324,7 +328,8 @@ class ModelAdapter(PatchedFamily):
         conditioning = None  # of which other processes would have to know
         if self._guidance_split is None:
             changes = {"the model": self._recomputed, "guidance_scale": self._guidance(context)}
-            conditioning = Conditioning(arguments, changes)
+            undisturbed = self.is_undisturbed()
+            conditioning = Conditioning(arguments, changes, undisturbed=undisturbed)
         state = self.session.begin(
             context,
             layout,

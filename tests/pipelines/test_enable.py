@@ -14,6 +14,7 @@ from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 
 import chipsparse
 from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityConfig
+from chipsparse.common.tensor_writes import is_compared
 from chipsparse.pipelines.adapter import ADAPTER
 from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.patches import stock_class
@@ -285,6 +286,10 @@ SKIPPING = SparsityConfig().override({"mlp.density": "dense", "schedule": SKIPPE
 CHANGES = {
     "prompt": (lambda pipe: {"prompt_embeds": -pipe.kept}, ["cond"]),
     "prompt in place": (lambda pipe: {"prompt_embeds": pipe.kept.mul_(-1)}, ["cond"]),
+    "prompt in place, then a copy of it": (
+        lambda pipe: {"prompt_embeds": pipe.kept.mul_(-1).clone()},
+        ["cond"],
+    ),
     "equal prompt": (lambda pipe: {"prompt_embeds": pipe.kept.clone()}, []),
     "guidance": (lambda pipe: setattr(pipe, "_guidance_scale", 2.0), ["cond", "uncond"]),
     "LoRA scale": (lambda pipe: pipe.transformer.set_adapters("style", 0.3), ["cond", "uncond"]),
@@ -305,6 +310,17 @@ def test_every_change_is_seen_from_the_first_step_on():
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("skips", [True, slow(False)], ids=["skipped", "sparse"])
 def test_a_branch_starts_anew_where_its_conditioning_changes(name, skips):
+    check_that_branches_start_anew(name, skips=skips)
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if "prompt" in name])
+def test_a_branch_starts_anew_under_inference_mode_too(name):
+    """PyTorch does not count there what is written to a tensor."""
+    with torch.inference_mode():
+        check_that_branches_start_anew(name, skips=True)
+
+
+def check_that_branches_start_anew(name, *, skips):
     pipe, (change, branches) = tiny_wan_pipeline(), CHANGES[name]
     if "LoRA" in name:
         add_lora(pipe, "to_q")
@@ -331,3 +347,25 @@ def test_a_branch_starts_anew_where_its_conditioning_changes(name, skips):
         assert of_branch[4].forecast == (skips and branch not in branches)
     said = [each for each in handle.report.fallbacks if "was kept before is not used" in each]
     assert len(said) == bool(branches)
+
+
+def test_inference_tensors_on_a_gpu_are_compared_only_where_the_user_runs_between(pipe):
+    """To compare them is to wait for the GPU."""
+    seen = []
+    look = pipe.transformer.register_forward_pre_hook(
+        lambda *_: seen.append(handle._adapters[0].is_undisturbed())
+    )
+    dense = SparsityConfig.dense()
+    with chipsparse.enable(pipe, dense) as handle, torch.no_grad():
+        wan(pipe, num_inference_steps=1)
+        wan(pipe, num_inference_steps=1, callback_on_step_end=at_step(0, lambda: None))
+        with handle.generation():
+            looped(pipe, pipe.transformer)
+    look.remove()
+    assert seen == [True, False, *[False] * 6]
+    with torch.inference_mode():
+        on_gpu = torch.empty(1, device="meta")
+        assert is_compared(on_gpu, undisturbed=False)
+        assert not is_compared(on_gpu, undisturbed=True)
+        assert is_compared(torch.empty(1), undisturbed=True)
+    assert not is_compared(torch.empty(1), undisturbed=False)
