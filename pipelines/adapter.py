@@ -51,6 +51,7 @@ from chipsparse.pipelines.feed_forward_forms import (
     has_contiguous_channels,
     make_channels_contiguous,
 )
+from chipsparse.pipelines.guidance_scales import GuidanceScales, scales_of
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
@@ -74,7 +75,6 @@ PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it pred
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
 # Arguments of models that leave out the attention of some layers, to guide by that.
 PASSES_OVER = "skip_layers", "spatio_temporal_guidance_blocks"
-SCALES = "guidance_scale", "cfg_scale", "guidance_scale_2"
 # What `ModelState` names where the model computes something else: other modules, adapters (LoRA)
 # that come, go, are fused or scaled, pictures that count more. Offloading replaces the rest, too.
 COMPUTES = re.compile(
@@ -168,8 +168,7 @@ class ModelAdapter(PatchedFamily):
         self._corrects, self._corrected_generation = False, 0
         self._state: ModelState | None = None
         self._recomputed = 0  # times that the model became one that computes something else
-        # Generation and step, scales of guidance, whether they changed, how often they did.
-        self._scales: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
+        self._guidance_scales = GuidanceScales()
         self._argument_names = forward_arguments(transformer)
         number = register_runner(self)
         try:
@@ -327,7 +326,9 @@ class ModelAdapter(PatchedFamily):
         context = replace(context, corrects=self._corrects)
         conditioning = None  # of which other processes would have to know
         if self._guidance_split is None:
-            changes = {"the model": self._recomputed, "guidance_scale": self._guidance(context)}
+            scales = scales_of(self._loop.pipe, getattr(self._loop.pipe, "guider", None))
+            switches = self._guidance_scales.switches(context.generation, context.step, scales)
+            changes = {"the model": self._recomputed, "guidance_scale": switches}
             undisturbed = self.is_undisturbed()
             conditioning = Conditioning(arguments, changes, undisturbed=undisturbed)
         state = self.session.begin(
@@ -468,22 +469,6 @@ class ModelAdapter(PatchedFamily):
                 "some steps run dense as the first ones do, to record anew: the model goes on in "
                 f"{execution} instead of {before}"
             )
-
-    def _guidance(self, context: StepContext) -> int:
-        """The number of changes of guidance scales in the generation, up to this step.
-
-        One that changes from each step to the next, as dynamic guidance, is not counted: outputs
-        do not depend on it, and what is interpolated over a gap follows a line.
-        """
-        place, before, changed, switches = self._scales
-        now = context.generation, context.step
-        if now != place:
-            owners = (self._loop.pipe, getattr(self._loop.pipe, "guider", None))
-            held = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
-            scales = [fields[name] for fields in held for name in fields if name.endswith(SCALES)]
-            changes = scales != before and place[0] == context.generation
-            self._scales = now, scales, changes, switches + (changes and not changed)
-        return self._scales[-1]
 
     def _look_at_modules(self, changed: str | None) -> None:
         """Decides anew what can run sparse, at first and when anything about the model changed.
