@@ -24,8 +24,8 @@ PLAIN = (bool, int, float, str, type(None))
 class _Seen:
     """A tensor at one call, kept so that its memory is not used again, and what tells of changes.
 
-    PyTorch counts the writes to a tensor, except to one made under ``torch.inference_mode``. Of such
-    a tensor a copy tells, where somebody could write to it: to compare waits for the device.
+    PyTorch counts the writes to a tensor, except to one made under ``torch.inference_mode``. For
+    such a tensor a copy is kept, unless nobody could write to it: to compare waits for the device.
     """
 
     tensor: torch.Tensor  # itself, not copied
@@ -88,8 +88,10 @@ class Conditioning:
         for key, part in new.items():
             if isinstance(part, _Seen) and is_compared(part.tensor, undisturbed=self._undisturbed):
                 known = old.get(key)
-                is_kept = changed is None and isinstance(known, _Seen) and known.copy is not None
-                part.copy = known.copy if is_kept else part.tensor.clone()
+                if changed is None and isinstance(known, _Seen) and known.copy is not None:
+                    part.copy = known.copy
+                else:
+                    part.copy = part.tensor.clone()
         return changed
 
 

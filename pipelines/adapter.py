@@ -209,6 +209,8 @@ class ModelAdapter(PatchedFamily):
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Runs the transformer's own call between `Session.begin` and `Session.end`."""
         with self._calling():
+            if vars(self.transformer).get(ADAPTER) is not self:  # restored by another thread
+                return forward(*args, **kwargs)
             if torch.is_grad_enabled():
                 self._refuse_split("gradients are recorded; call it under torch.no_grad()")
                 remedy = "call the transformer under torch.no_grad()"
