@@ -30,6 +30,7 @@ from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class, find_adapter, why_refused
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
+from chipsparse.pipelines.whole_model import check_whole, why_wrapped
 from chipsparse.profiles.profile import Profile, find_profile, load_profile
 from chipsparse.report.generation import GenerationReport, PipelineFacts
 from chipsparse.report.kept_columns import KeptColumns
@@ -321,6 +322,12 @@ def _find_transformers(pipe: Any) -> dict[str, torch.nn.Module]:
         is_transformer = name.startswith("transformer") or find_adapter(inner) is not None
         if is_transformer and (inner is not component or is_compiled(inner)):
             raise ValueError(compiled_as_a_whole(name))
+        if is_transformer and isinstance(component, torch.nn.Module):
+            check_whole(name, component)
+        if is_transformer and find_adapter(inner) is None:
+            reason = why_wrapped(name, component)
+            if reason is not None:
+                raise ValueError(reason)
     names = {id(item): name for name, item in components.items() if find_adapter(item) is not None}
     if not names:
         raise _refusal(pipe, components)

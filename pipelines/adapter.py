@@ -60,6 +60,7 @@ from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patched_family import PatchedFamily
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
+from chipsparse.pipelines.whole_model import check_whole
 from chipsparse.plan import Action
 from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.report.nothing_sparse import NOTHING, dense_notes, wants_sparse
@@ -313,6 +314,8 @@ class ModelAdapter(PatchedFamily):
 
     def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
         """Opens a call, on this process or with its share of it; None: see `knows`."""
+        if context.generation != self._executed_generation:
+            check_whole(self.session.name, self.transformer)
         self._run_as(self._execution(self.latents(arguments)), context.generation)
         if not self.knows(context, arguments):
             return None
