@@ -213,10 +213,7 @@ class ModelAdapter(PatchedFamily):
             if vars(self.transformer).get(ADAPTER) is not self:  # restored by another thread
                 return forward(*args, **kwargs)
             if torch.is_grad_enabled():
-                self._refuse_split("gradients are recorded; call it under torch.no_grad()")
-                remedy = "call the transformer under torch.no_grad()"
-                self._run_dense("gradients are recorded", remedy)
-                return forward(*args, **kwargs)
+                return self._run_with_gradients(forward, args, kwargs)
             if is_compiled(self.transformer):
                 raise ValueError(compiled_as_a_whole(self.session.name))
             arguments = self.named(args, kwargs)
@@ -254,6 +251,33 @@ class ModelAdapter(PatchedFamily):
             if guidance is None:
                 return result
             return self.wrap_output(guidance.output(self.held_output(result)), arguments)
+
+    def _run_with_gradients(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Runs a call as without chipsparse; in a known loop it stands in the report as dense."""
+        self._refuse_split("gradients are recorded; call it under torch.no_grad()")
+        report = self.session.report
+        record = None
+        if self._loop.runs:
+            arguments = self.named(args, kwargs)
+            report.in_call = True
+            context = self._locate(arguments)
+            record = StepRecord(
+                context.step,
+                context.steps,
+                context.branch,
+                Action.DENSE,
+                transformer=self.session.name,
+            )
+            report.begin(context.generation, record)
+            record.timer = StepTimer(self.latents(arguments).device)
+        self._run_dense("gradients are recorded", "call the transformer under torch.no_grad()")
+        result = forward(*args, **kwargs)
+        if record is not None and isinstance(record.timer, StepTimer):
+            record.timer.stop()
+            record.finished = True
+        return result
 
     def _run_outside(
         self, context: StepContext, arguments: dict[str, Any], model_call: Callable[[], Any]
