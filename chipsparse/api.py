@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from bitarray import frozenbitarray
 
 from chipsparse.cache.host_memory import HostMemory
 from chipsparse.cache.offload import OffloadPool
@@ -23,11 +25,12 @@ from chipsparse.pipelines.denoising_loop import (
     check_scheduler,
     loop_of,
 )
-from chipsparse.pipelines.parallel.team import team_of
+from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class, find_adapter, why_refused
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
+from chipsparse.pipelines.whole_model import check_whole, why_wrapped
 from chipsparse.profiles.profile import Profile, find_profile, load_profile
 from chipsparse.report.generation import GenerationReport, PipelineFacts
 from chipsparse.report.kept_columns import KeptColumns
@@ -36,6 +39,8 @@ from chipsparse.session import Session
 from chipsparse.step import PositionTracker
 
 HANDLE = "chipsparse_handle"
+# Held while a pipeline is patched or restored: two threads may do so at once.
+_CHANGING = threading.RLock()
 
 
 class Handle:
@@ -94,13 +99,31 @@ class Handle:
             RuntimeError: if the handle is used up, another thread calls the pipeline, or a
                 generation is open.
         """
-        self._check_enabled()
-        assert self._calls is not None
-        with self._calls.generation(scheduler):
+        calls = self._calls
+        if calls is None:
+            raise _used_up()
+        with calls.generation(scheduler):
             yield self
 
     def disable(self) -> None:
-        """Restore every patched model bit for bit and free all caches; may be called twice."""
+        """Restore every patched model bit for bit and free all caches; may be called twice.
+
+        In a callback of the pipeline, the rest of its call then runs as without chipsparse.
+
+        Raises:
+            RuntimeError: if another thread calls the pipeline, or a call of its transformer is
+                under way in this one. Nothing is restored then.
+        """
+        with _CHANGING, contextlib.ExitStack() as stack:
+            self._keep_calls_out(stack)
+            self._restore()
+
+    def _keep_calls_out(self, stack: contextlib.ExitStack) -> None:
+        """Let no call begin until the stack is left; raise `RuntimeError` where one runs."""
+        if self._calls is not None:
+            stack.enter_context(self._calls.kept_out())
+
+    def _restore(self) -> None:
         self._patches.undo()
         self._calls = None
         while self._adapters:
@@ -108,9 +131,7 @@ class Handle:
 
     def _check_enabled(self) -> None:
         if not self.enabled:
-            raise RuntimeError(
-                "this handle is used up: its pipeline was restored; call chipsparse.enable() again"
-            )
+            raise _used_up()
 
     def __enter__(self) -> Handle:
         self._check_enabled()
@@ -148,6 +169,12 @@ class Handle:
         for owner in (pipe, *transformers.values()):
             if hasattr(owner, "__dict__"):
                 self._patches.set_attribute(owner, HANDLE, self)
+
+
+def _used_up() -> RuntimeError:
+    return RuntimeError(
+        "this handle is used up: its pipeline was restored; call chipsparse.enable() again"
+    )
 
 
 def enable(
@@ -191,21 +218,19 @@ def enable(
         ValueError: if the pipeline, its transformer, its scheduler, the profile, the quality, the
             static columns or the number of processes cannot be served. The pipeline is then as it
             was. A later call of the pipeline raises it likewise.
+        RuntimeError: if the pipeline is patched, and another thread calls it or a call of its
+            transformer is under way.
 
     Warns:
         DenseWarning: once, at the first generation in which nothing is sparse or skipped although
             the config asks for it; with ``strict`` that is a `FallbackError`.
     """
-    replaced = _handle_of(pipe)
-    if replaced is not None and replaced._is_open:
-        replaced = None
-    transformers = _find_transformers(pipe, replaced)
+    with _CHANGING:
+        transformers = _find_transformers(pipe)
     model_class = adapter_class(next(iter(transformers.values()))).transformer_class
     config, quality = _resolve(pipe, config, quality, model_class, len(transformers))
     bits = None if static_columns is None else static_bits(static_columns)
-    team = team_of(list(transformers.values()), parallel)
-    if replaced is not None:
-        replaced.disable()
+    team = team_of(list(transformers.values()), parallel)  # waits for other processes
     folder = _folder(pipe)
     classes = {name: type(item).__name__ for name, item in transformers.items()}
     report = GenerationReport(
@@ -215,29 +240,48 @@ def enable(
         config=config,
         quality=quality,
     )
-    loop = loop_of(pipe, report)
-    tracker, host = PositionTracker(), HostMemory()
-    handle = Handle(config, report)
-    try:
-        for name, transformer in transformers.items():
-            session = Session(
-                config,
-                report,
-                OffloadPool(host, report.note),
-                name,
-                static_bits=bits,
-                agreement=None if team is None else team.agreement,
-                masked=adapter_class(transformer).masked_parts,
-            )
-            adapter = adapter_class(transformer)(transformer, session, tracker, loop, team)
-            handle._adapters.append(adapter)
-        handle._patch(pipe, loop, transformers)
-        for adapter in handle._adapters:
-            adapter.other_experts = [other for other in handle._adapters if other is not adapter]
-    except BaseException:
-        handle.disable()
-        raise
+    with _CHANGING, contextlib.ExitStack() as stack:
+        transformers = _find_transformers(pipe)  # another thread may have patched them
+        replaced = _handle_of(pipe)
+        if replaced is not None:
+            replaced._keep_calls_out(stack)
+            replaced._restore()
+        handle = Handle(config, report)
+        try:
+            _patch(pipe, handle, transformers, bits, team)
+        except BaseException:
+            handle._restore()
+            raise
     return handle
+
+
+def _patch(
+    pipe: Any,
+    handle: Handle,
+    transformers: Mapping[str, torch.nn.Module],
+    static_bits: frozenbitarray | None,
+    team: Team | None,
+) -> None:
+    """Patch a pipeline and its transformers; what was done before an error is in the handle."""
+    report = handle.report
+    loop = loop_of(pipe, report)
+    tracker = PositionTracker()
+    host = HostMemory()
+    for name, transformer in transformers.items():
+        session = Session(
+            handle.config,
+            report,
+            OffloadPool(host, report.note),
+            name,
+            static_bits=static_bits,
+            agreement=None if team is None else team.agreement,
+            masked=adapter_class(transformer).masked_parts,
+        )
+        adapter = adapter_class(transformer)(transformer, session, tracker, loop, team)
+        handle._adapters.append(adapter)
+    handle._patch(pipe, loop, transformers)
+    for adapter in handle._adapters:
+        adapter.other_experts = [other for other in handle._adapters if other is not adapter]
 
 
 def disable(pipe: Any) -> None:
@@ -250,17 +294,26 @@ def disable(pipe: Any) -> None:
 
     Raises:
         ValueError: if it is no pipeline, or not patched.
+        RuntimeError: as `Handle.disable`.
     """
-    owners = (pipe, *_components(pipe).values())
-    handles = [handle for owner in owners if (handle := _handle_of(owner)) is not None]
-    if not handles:
-        raise ValueError(f"this {type(pipe).__name__} is not patched by chipsparse")
-    for handle in handles:
-        handle.disable()
+    components = _components(pipe)
+    with _CHANGING, contextlib.ExitStack() as stack:
+        owners = (pipe, *components.values())
+        handles = [handle for owner in owners if (handle := _handle_of(owner)) is not None]
+        if not handles:
+            raise ValueError(f"this {type(pipe).__name__} is not patched by chipsparse")
+        for handle in handles:
+            handle._keep_calls_out(stack)
+        for handle in handles:
+            handle._restore()
 
 
-def _find_transformers(pipe: Any, replaced: Handle | None) -> dict[str, torch.nn.Module]:
-    """Return the transformers to patch, by the pipeline's name; `ValueError` where it cannot be."""
+def _find_transformers(pipe: Any) -> dict[str, torch.nn.Module]:
+    """Return the transformers to patch, by the pipeline's name; `ValueError` where it cannot be.
+
+    The patch of the pipeline may be replaced, unless its ``with`` block is open.
+    """
+    replaced = _handle_of(pipe)
     components = _components(pipe)
     check_denoises(pipe)
     check_scheduler(getattr(pipe, "scheduler", None))
@@ -269,12 +322,19 @@ def _find_transformers(pipe: Any, replaced: Handle | None) -> dict[str, torch.nn
         is_transformer = name.startswith("transformer") or find_adapter(inner) is not None
         if is_transformer and (inner is not component or is_compiled(inner)):
             raise ValueError(compiled_as_a_whole(name))
+        if is_transformer and isinstance(component, torch.nn.Module):
+            check_whole(name, component)
+        if is_transformer and find_adapter(inner) is None:
+            reason = why_wrapped(name, component)
+            if reason is not None:
+                raise ValueError(reason)
     names = {id(item): name for name, item in components.items() if find_adapter(item) is not None}
     if not names:
         raise _refusal(pipe, components)
     transformers = {name: components[name] for name in names.values()}
+    is_kept = replaced is None or replaced._is_open
     for item in transformers.values():
-        if ADAPTER in vars(item) and (replaced is None or _handle_of(item) is not replaced):
+        if ADAPTER in vars(item) and (is_kept or _handle_of(item) is not replaced):
             raise ValueError(
                 f"this {type(item).__name__} is patched already; call disable() on its handle, or "
                 "chipsparse.disable(pipe), first"

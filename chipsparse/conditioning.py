@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from chipsparse.common.tensor_writes import is_compared, write_count
 
 # Names of arguments, of all transformers, that stay what they are as long as nobody asks for
 # something else. Latents, timesteps, positions and outputs of ControlNets are not among them.
@@ -17,45 +20,79 @@ CONDITIONS = re.compile(
 PLAIN = (bool, int, float, str, type(None))
 
 
-class _Seen(NamedTuple):
-    """A tensor, kept so that its memory is not used again, and what is known without reading it."""
+@dataclass(eq=False)
+class _Seen:
+    """A tensor at one call, kept so that its memory is not used again, and what tells of changes.
+
+    PyTorch counts the writes to a tensor, except to one made under ``torch.inference_mode``. For
+    such a tensor a copy is kept, unless nobody could write to it: to compare waits for the device.
+    """
 
     tensor: torch.Tensor  # itself, not copied
-    place: tuple[Any, ...]  # its address, sizes, strides and dtype
-    version: int  # how often it was written to; 0 where PyTorch does not count that
+    address: tuple[int, tuple[int, ...]]  # of its first number, and its strides
+    form: tuple[Any, ...]  # its shape, dtype and device
+    writes: int | None  # None: an inference tensor, whose writes are not counted
+    copy: torch.Tensor | None = None  # of an inference tensor
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Seen:
-        place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-        return cls(tensor, place, _version(tensor))
+        address = tensor.data_ptr(), tensor.stride()
+        form = tensor.shape, tensor.dtype, tensor.device
+        return cls(tensor, address, form, write_count(tensor))
 
     def is_same(self, before: _Seen) -> bool:
         """Return True where both hold the same; waits for the device if the memory is another."""
-        if self.place == before.place:
-            return self.version == before.version
-        if self.place[1:2] + self.place[3:] != before.place[1:2] + before.place[3:]:
+        if self.form != before.form:
             return False
-        return _version(before.tensor) == before.version and torch.equal(self.tensor, before.tensor)
+        if before.copy is not None:
+            return torch.equal(self.tensor, before.copy)
+        if self.address == before.address:
+            return self.writes == before.writes
+        unwritten = write_count(before.tensor) == before.writes
+        return unwritten and torch.equal(self.tensor, before.tensor)
 
 
 class Conditioning:
-    """The conditions of one call."""
+    """The conditions of one call.
 
-    def __init__(self, arguments: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    Args:
+        arguments: those of the call, by name.
+        others: what else the output depends on, by name.
+        undisturbed: whether nobody but the pipeline runs between the calls. Inference tensors on a
+            GPU are then not compared.
+    """
+
+    def __init__(
+        self, arguments: Mapping[str, Any], others: Mapping[str, Any], *, undisturbed: bool = False
+    ) -> None:
         watched = {name: value for name, value in arguments.items() if CONDITIONS.search(name)}
+        self._undisturbed = undisturbed
         self._parts = {
             (name, *place): value
             for name, whole in {**watched, **others}.items()
             for place, value in _parts(whole)
         }
 
-    def change(self, before: Conditioning) -> str | None:
-        """Return the name of a condition that has changed, or None."""
-        new, old = self._parts, before._parts
+    def change(self, before: Conditioning | None) -> str | None:
+        """Return the name of a condition that differs from those of the call before, or None.
+
+        Takes the copies that the next call is compared with.
+        """
+        new = self._parts
+        old = new if before is None else before._parts
+        changed = None
         for key in new.keys() | old.keys():
             if key not in new or key not in old or not _are_same(new[key], old[key]):
-                return key[0]
-        return None
+                changed = key[0]
+                break
+        for key, part in new.items():
+            if isinstance(part, _Seen) and is_compared(part.tensor, undisturbed=self._undisturbed):
+                known = old.get(key)
+                if changed is None and isinstance(known, _Seen) and known.copy is not None:
+                    part.copy = known.copy
+                else:
+                    part.copy = part.tensor.clone()
+        return changed
 
 
 def _parts(whole: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -75,7 +112,3 @@ def _are_same(new: Any, old: Any) -> bool:
     if isinstance(new, _Seen) and isinstance(old, _Seen):
         return new.is_same(old)
     return type(new) is type(old) and bool(new == old)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

@@ -212,7 +212,7 @@ class Session:
         generation.plan = plan
         branch = generation.branches.setdefault(context.branch, _Branch(plan))
         before, branch.conditioning = branch.conditioning, conditioning
-        changed = conditioning.change(before) if conditioning and before else None
+        changed = None if conditioning is None else conditioning.change(before)
         if changed is not None:
             self._drop(context.branch)
         action = plan.taken(context.step, branch.recorded)

@@ -51,6 +51,7 @@ from chipsparse.pipelines.feed_forward_forms import (
     has_contiguous_channels,
     make_channels_contiguous,
 )
+from chipsparse.pipelines.guidance_scales import GuidanceScales, scales_of
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
@@ -59,6 +60,7 @@ from chipsparse.pipelines.parallel.team import Team
 from chipsparse.pipelines.patched_family import PatchedFamily
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
+from chipsparse.pipelines.whole_model import check_whole
 from chipsparse.plan import Action
 from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.report.nothing_sparse import NOTHING, dense_notes, wants_sparse
@@ -75,7 +77,6 @@ PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it pred
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
 # Arguments of models that leave out the attention of some layers, to guide by that.
 PASSES_OVER = "skip_layers", "spatio_temporal_guidance_blocks"
-SCALES = "guidance_scale", "cfg_scale", "guidance_scale_2"
 # What `ModelState` names where the model computes something else: other modules, adapters (LoRA)
 # that come, go, are fused or scaled, pictures that count more. Offloading replaces the rest, too.
 COMPUTES = re.compile(
@@ -169,8 +170,7 @@ class ModelAdapter(PatchedFamily):
         self._corrects, self._corrected_generation = False, 0
         self._state: ModelState | None = None
         self._recomputed = 0  # times that the model became one that computes something else
-        # Generation and step, scales of guidance, whether they changed, how often they did.
-        self._scales: tuple[tuple[int, int], list[Any], bool, int] = (0, 0), [], False, 0
+        self._guidance_scales = GuidanceScales()
         self._argument_names = forward_arguments(transformer)
         number = register_runner(self)
         try:
@@ -211,11 +211,10 @@ class ModelAdapter(PatchedFamily):
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Runs the transformer's own call between `Session.begin` and `Session.end`."""
         with self._calling():
-            if torch.is_grad_enabled():
-                self._refuse_split("gradients are recorded; call it under torch.no_grad()")
-                remedy = "call the transformer under torch.no_grad()"
-                self._run_dense("gradients are recorded", remedy)
+            if vars(self.transformer).get(ADAPTER) is not self:  # restored by another thread
                 return forward(*args, **kwargs)
+            if torch.is_grad_enabled():
+                return self._run_with_gradients(forward, args, kwargs)
             if is_compiled(self.transformer):
                 raise ValueError(compiled_as_a_whole(self.session.name))
             arguments = self.named(args, kwargs)
@@ -253,6 +252,33 @@ class ModelAdapter(PatchedFamily):
             if guidance is None:
                 return result
             return self.wrap_output(guidance.output(self.held_output(result)), arguments)
+
+    def _run_with_gradients(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Runs a call as without chipsparse; in a known loop it stands in the report as dense."""
+        self._refuse_split("gradients are recorded; call it under torch.no_grad()")
+        report = self.session.report
+        record = None
+        if self._loop.runs:
+            arguments = self.named(args, kwargs)
+            report.in_call = True
+            context = self._locate(arguments)
+            record = StepRecord(
+                context.step,
+                context.steps,
+                context.branch,
+                Action.DENSE,
+                transformer=self.session.name,
+            )
+            report.begin(context.generation, record)
+            record.timer = StepTimer(self.latents(arguments).device)
+        self._run_dense("gradients are recorded", "call the transformer under torch.no_grad()")
+        result = forward(*args, **kwargs)
+        if record is not None and isinstance(record.timer, StepTimer):
+            record.timer.stop()
+            record.finished = True
+        return result
 
     def _run_outside(
         self, context: StepContext, arguments: dict[str, Any], model_call: Callable[[], Any]
@@ -293,6 +319,10 @@ class ModelAdapter(PatchedFamily):
             finally:
                 self.is_calling = outer
 
+    def is_undisturbed(self) -> bool:
+        """Return whether nobody but the pipeline runs between the calls: see `DenoisingLoop`."""
+        return self._loop.is_undisturbed
+
     def called_outside(self) -> None:
         """Says of layers that compute while the transformer is not called: they run dense."""
         if wants_sparse(self.session.config):
@@ -309,6 +339,8 @@ class ModelAdapter(PatchedFamily):
 
     def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
         """Opens a call, on this process or with its share of it; None: see `knows`."""
+        if context.generation != self._executed_generation:
+            check_whole(self.session.name, self.transformer)
         self._run_as(self._execution(self.latents(arguments)), context.generation)
         if not self.knows(context, arguments):
             return None
@@ -324,8 +356,11 @@ class ModelAdapter(PatchedFamily):
         context = replace(context, corrects=self._corrects)
         conditioning = None  # of which other processes would have to know
         if self._guidance_split is None:
-            changes = {"the model": self._recomputed, "guidance_scale": self._guidance(context)}
-            conditioning = Conditioning(arguments, changes)
+            scales = scales_of(self._loop.pipe, getattr(self._loop.pipe, "guider", None))
+            switches = self._guidance_scales.switches(context.generation, context.step, scales)
+            changes = {"the model": self._recomputed, "guidance_scale": switches}
+            undisturbed = self.is_undisturbed()
+            conditioning = Conditioning(arguments, changes, undisturbed=undisturbed)
         state = self.session.begin(
             context,
             layout,
@@ -464,22 +499,6 @@ class ModelAdapter(PatchedFamily):
                 "some steps run dense as the first ones do, to record anew: the model goes on in "
                 f"{execution} instead of {before}"
             )
-
-    def _guidance(self, context: StepContext) -> int:
-        """The number of changes of guidance scales in the generation, up to this step.
-
-        One that changes from each step to the next, as dynamic guidance, is not counted: outputs
-        do not depend on it, and what is interpolated over a gap follows a line.
-        """
-        place, before, changed, switches = self._scales
-        now = context.generation, context.step
-        if now != place:
-            owners = (self._loop.pipe, getattr(self._loop.pipe, "guider", None))
-            held = [vars(owner) for owner in owners if hasattr(owner, "__dict__")]
-            scales = [fields[name] for fields in held for name in fields if name.endswith(SCALES)]
-            changes = scales != before and place[0] == context.generation
-            self._scales = now, scales, changes, switches + (changes and not changed)
-        return self._scales[-1]
 
     def _look_at_modules(self, changed: str | None) -> None:
         """Decides anew what can run sparse, at first and when anything about the model changed.

@@ -57,6 +57,16 @@ class DenoisingLoop:
         """True if the pipeline's own call is running, or a loop that says it is a generation."""
         return self._running_loop in ("own", "user's")
 
+    @property
+    def is_undisturbed(self) -> bool:
+        """True if no code of the user runs between the calls of the transformer.
+
+        That is the pipeline's own loop, where its call was given no callback.
+        """
+        given = self._arguments or {}
+        called = [value for name, value in given.items() if "callback" in name and callable(value)]
+        return self._running_loop == "own" and not called
+
     def corrects(self, schedule: Schedule) -> bool:
         """Return whether skipped steps of a schedule are put right, asked once in a generation."""
         scheduler = self.scheduler
@@ -207,6 +217,11 @@ class ModularLoop(DenoisingLoop):
             return loop_step(*args, **kwargs)
 
         return step
+
+    @property
+    def is_undisturbed(self) -> bool:
+        """Never: blocks of a modular pipeline may be the user's."""
+        return False
 
     def branch(self) -> str | None:
         for batch in self._batches:

@@ -6,6 +6,11 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+FOR_CALLS = (
+    "chipsparse keeps the caches of one generation at a time: call one after the other, or give "
+    "each thread a pipeline with a transformer of its own"
+)
+
 
 class OneThread:
     """Lets one thread at a time in, as often as it likes; refuses others instead of waiting.
@@ -18,14 +23,10 @@ class OneThread:
         self._thread: int | None = None
 
     @contextlib.contextmanager
-    def only(self, name: str) -> Iterator[None]:
+    def only(self, name: str, remedy: str = FOR_CALLS) -> Iterator[None]:
         """Keeps other threads out of the block: a `RuntimeError` names what they call."""
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                f"this {name} is being called in another thread; chipsparse keeps the caches of "
-                "one generation at a time: call one after the other, or give each thread a "
-                "pipeline with a transformer of its own"
-            )
+            raise RuntimeError(f"this {name} is being called in another thread; {remedy}")
         before, self._thread = self._thread, threading.get_ident()
         try:
             yield

@@ -24,6 +24,10 @@ from chipsparse.report.nothing_sparse import NOTHING
 
 CALLS = "chipsparse_calls"
 CALLBACK = "callback_on_step_end"
+BETWEEN_CALLS = (
+    "chipsparse patches and restores a model between its calls: behind the pipeline's call, or in "
+    "its callback_on_step_end"
+)
 
 
 class PatchedPipeline(WholePatched):
@@ -61,7 +65,7 @@ class PatchedPipeline(WholePatched):
         cls.interrupt = property(interrupt)  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PipelineCalls:
     """Looks after the calls of one patched pipeline."""
 
@@ -70,13 +74,14 @@ class PipelineCalls:
     _report: GenerationReport  # of these transformers
     _loop: DenoisingLoop
     _turn: OneThread = field(default_factory=OneThread)
+    _is_restored: bool = False  # a call may have waited for that in another thread
 
     def __post_init__(self) -> None:
         for adapter in self._adapters.values():
             adapter.turn = self._turn
 
     def patch(self, patches: Patches) -> None:
-        patches.add_undo(lambda: self._loop.correction.follow([]))
+        patches.add_undo(self._restore)
         self._loop.follow_schedulers()
         if not callable(self._pipe):
             return
@@ -85,6 +90,25 @@ class PipelineCalls:
         except TypeError:  # its instances have another layout in memory
             return
         patches.set_attribute(self._pipe, CALLS, self)
+
+    def _restore(self) -> None:
+        self._is_restored = True
+        self._loop.correction.follow([])
+
+    @contextlib.contextmanager
+    def kept_out(self) -> Iterator[None]:
+        """Lets no call of the pipeline begin within; a `RuntimeError` where one is under way.
+
+        In a callback the pipeline's own call is, and no call of a transformer.
+        """
+        with self._turn.only(type(self._pipe).__name__, BETWEEN_CALLS):
+            for adapter in self._adapters.values():
+                if adapter.is_calling:
+                    raise RuntimeError(
+                        f"a call of this {type(adapter.transformer).__name__} is under way; "
+                        f"{BETWEEN_CALLS}"
+                    )
+            yield
 
     def around(self, arguments: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
         """Runs a call of the pipeline, and leaves no caches behind whatever ends it."""
@@ -96,7 +120,12 @@ class PipelineCalls:
 
     @contextlib.contextmanager
     def _generation(self, loop: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-        with self._turn.only(type(self._pipe).__name__), loop:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._turn.only(type(self._pipe).__name__))
+            if self._is_restored:
+                yield
+                return
+            stack.enter_context(loop)
             finished = False
             try:
                 self._check_transformers()

@@ -185,6 +185,12 @@ class OffloadPool:
         places = self._opened.places.values()
         return sum(form.nbytes for place in places for form in place.forms.values())
 
+    def forget(self, key: Key) -> None:
+        """Void what was stored for a part; the next tensors get the same memory."""
+        place = self._opened.places.get(key)
+        if place is not None:
+            place.forms.clear()
+
     def drop(self, key: Key) -> None:
         self._opened.places.pop(key, None)
 

@@ -166,13 +166,16 @@ class CacheStore:
         return memory
 
     def drop(self, branch: str) -> None:
-        """Free what a branch has on the device; it records anew."""
-        self._branches[branch].caches.clear()
+        """Forget what a branch recorded, wherever it lives; its host memory stays its own."""
+        owner = self._branches[branch]
+        owner.caches.clear()
+        for key in owner.memory.placement.host:
+            self._pool.forget((branch, *key))
 
     def finish(self, branch: str) -> None:
         """Forget the caches of a branch, and free host memory with those of the last one."""
-        self.drop(branch)
         owner = self._branches[branch]
+        owner.caches.clear()
         owner.finished = True
         for key in owner.memory.placement.host:
             self._pool.drop((branch, *key))

@@ -5,7 +5,7 @@ Those in any case are the text's, and those that the user names as bits of the h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
 from chipsparse.report.kept_columns import KeptColumns, read_kept_columns
 
+NO_LISTS = (str, bytes, bytearray, Mapping, Set)  # iterables without bools in order
 StaticColumns = bitarray | np.ndarray | torch.Tensor | Sequence[bool]
 
 
@@ -116,8 +117,14 @@ def static_bits(columns: Any) -> frozenbitarray:
     Takes a bitarray of either bit order, a bool array or tensor ``[N]``, or a list of bools. Raises
     `ValueError` for anything else, or where there is no column.
     """
-    if isinstance(columns, torch.Tensor):
+    if isinstance(columns, torch.Tensor) and columns.dtype == torch.bool and not columns.is_meta:
         columns = columns.detach().cpu().numpy()
+    if isinstance(columns, torch.Tensor):
+        raise ValueError(
+            "static_columns: expected bools of shape [N], got "
+            f"{str(columns.dtype).removeprefix('torch.')} of shape {list(columns.shape)} on "
+            f"{columns.device}"
+        )
     if isinstance(columns, np.ndarray):
         if columns.dtype != np.bool_ or columns.ndim != 1:
             raise ValueError(
@@ -126,7 +133,7 @@ def static_bits(columns: Any) -> frozenbitarray:
             )
         columns = columns.tolist()
     if not isinstance(columns, bitarray):
-        if not isinstance(columns, Iterable) or isinstance(columns, (str, bytes, bytearray)):
+        if not isinstance(columns, Iterable) or isinstance(columns, NO_LISTS):
             raise ValueError(
                 "static_columns: expected a bitarray, a bool array or a list of bools, got "
                 f"{type(columns).__name__}"

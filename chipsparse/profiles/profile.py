@@ -203,7 +203,7 @@ def load_profile(path: Path | str) -> Profile:
 
 def check_quality(name: str) -> None:
     """Raises `ValueError`, with the known names, for one that no profile can have."""
-    if name not in tuple(QUALITIES):  # which, unlike a dict, takes a list too
+    if not isinstance(name, str) or name not in QUALITIES:
         raise ValueError(f"there is no quality {shown(name)}; known are {', '.join(QUALITIES)}")
 
 

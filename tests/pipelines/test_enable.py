@@ -5,8 +5,10 @@ import functools
 import itertools
 import re
 import warnings
+from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from diffusers import WanPipeline, WanTransformer3DModel
@@ -14,6 +16,7 @@ from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 
 import chipsparse
 from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityConfig
+from chipsparse.common.tensor_writes import is_compared
 from chipsparse.pipelines.adapter import ADAPTER
 from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.patches import stock_class
@@ -94,7 +97,11 @@ def test_a_patch_stays_where_the_new_one_is_refused(pipe):
         (type, r"got the class WanPipeline; load one with WanPipeline.from_pretrained\(...\)"),
         (lambda pipe: pipe.transformer, "got a WanTransformer3DModel; pass the pipeline that has"),
         (lambda _: None, "expected a diffusers pipeline, got None"),
-        (lambda _: "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "diffusers pipeline, got 'Wan-AI/Wan2.1"),
+        (
+            lambda _: "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+            r"got 'Wan-AI/Wan2.1-T2V-1.3B-Diffusers'; load it with DiffusionPipeline.from_pretr",
+        ),
+        (lambda _: Path("wan"), r"got PosixPath\('wan'\); load it with DiffusionPipeline"),
         (lambda pipe: pipe.components, "expected a diffusers pipeline, got {"),
     ],
 )
@@ -114,6 +121,17 @@ NO_CONFIG = "expected a SparsityConfig, a Profile or the path.*override.* makes 
         *[({"config": each}, NO_CONFIG) for each in ({"a": 1}, 5, b"a.yaml", AttentionConfig())],
         ({"quality": "best"}, "no quality 'best'; known are faithful, balanced, fast, draft"),
         ({"quality": ["fast"]}, r"no quality \['fast'\]; known are"),
+        ({"quality": np.zeros(2)}, r"no quality array\(\[0., 0.\]\); known are"),
+        ({"config": "fast"}, r"no file 'fast'; a quality is .* enable\(pipe, quality=\"fast\"\)"),
+        ({"config": "best"}, r"no file 'best'; a quality is .* enable\(pipe, quality=\"bal"),
+        ({"strict": "yes"}, "strict: expected True or False, got 'yes'"),
+        ({"strict": 1}, "strict: expected True or False, got 1"),
+        ({"layer_times": None}, "layer_times: expected True or False, got None"),
+        *[({"parallel": each}, "parallel: .*; Parallel.ulysses=2. has") for each in (2, True, "2")],
+        ({"parallel": chipsparse.Parallel}, "parallel: expected a chipsparse.Parallel, got <class"),
+        ({"static_columns": {True: 1}}, "a list of bools, got dict"),
+        ({"static_columns": torch.ones(2, dtype=torch.bfloat16)}, "expected bools .* got bfloat16"),
+        ({"static_columns": torch.ones(2, device="meta").bool()}, "expected bools .* on meta"),
         ({"config": CONFIG, "quality": "fast"}, "'fast' is one of a profile's, and a SparsityConf"),
         ({"config": "plain.yaml", "quality": "fast"}, "it has no qualities"),
         ({"config": "flux.yaml"}, "a profile for FluxTransformer2DModel, but the pipeline has a W"),
@@ -126,6 +144,24 @@ def test_what_is_no_config_or_no_quality_is_refused(pipe, arguments, said, tmp_p
     with pytest.raises(ValueError, match=said):
         chipsparse.enable(pipe, **arguments)
     assert ADAPTER not in vars(pipe.transformer)
+
+
+@pytest.mark.parametrize("layers", [3, "1", [3], [-1], ["first"]])
+def test_what_are_no_layers_is_refused(pipe, layers):
+    refused = pytest.raises(ValueError, match=r"layers: expected numbers of blocks below 3, as in")
+    with chipsparse.enable(pipe, CONFIG) as handle, refused:
+        handle.kept_columns(layers)
+    with pytest.raises(ValueError, match="no columns are kept now"):
+        handle.kept_columns([0])
+
+
+def test_what_is_no_scheduler_is_refused(pipe):
+    with chipsparse.enable(pipe, CONFIG) as handle:
+        for wrong in (5, "euler", type(pipe.scheduler), pipe):
+            with pytest.raises(ValueError, match=r"^expected a scheduler, got "):
+                handle.generation(wrong).__enter__()
+        with handle.generation(pipe.scheduler):
+            pass
 
 
 def test_a_quality_is_one_of_the_profile_which_may_be_in_the_folder_of_the_pipeline(pipe, tmp_path):
@@ -285,6 +321,10 @@ SKIPPING = SparsityConfig().override({"mlp.density": "dense", "schedule": SKIPPE
 CHANGES = {
     "prompt": (lambda pipe: {"prompt_embeds": -pipe.kept}, ["cond"]),
     "prompt in place": (lambda pipe: {"prompt_embeds": pipe.kept.mul_(-1)}, ["cond"]),
+    "prompt in place, then a copy of it": (
+        lambda pipe: {"prompt_embeds": pipe.kept.mul_(-1).clone()},
+        ["cond"],
+    ),
     "equal prompt": (lambda pipe: {"prompt_embeds": pipe.kept.clone()}, []),
     "guidance": (lambda pipe: setattr(pipe, "_guidance_scale", 2.0), ["cond", "uncond"]),
     "LoRA scale": (lambda pipe: pipe.transformer.set_adapters("style", 0.3), ["cond", "uncond"]),
@@ -305,6 +345,17 @@ def test_every_change_is_seen_from_the_first_step_on():
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("skips", [True, slow(False)], ids=["skipped", "sparse"])
 def test_a_branch_starts_anew_where_its_conditioning_changes(name, skips):
+    check_that_branches_start_anew(name, skips=skips)
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if "prompt" in name])
+def test_a_branch_starts_anew_under_inference_mode_too(name):
+    """PyTorch does not count there what is written to a tensor."""
+    with torch.inference_mode():
+        check_that_branches_start_anew(name, skips=True)
+
+
+def check_that_branches_start_anew(name, *, skips):
     pipe, (change, branches) = tiny_wan_pipeline(), CHANGES[name]
     if "LoRA" in name:
         add_lora(pipe, "to_q")
@@ -331,3 +382,25 @@ def test_a_branch_starts_anew_where_its_conditioning_changes(name, skips):
         assert of_branch[4].forecast == (skips and branch not in branches)
     said = [each for each in handle.report.fallbacks if "was kept before is not used" in each]
     assert len(said) == bool(branches)
+
+
+def test_inference_tensors_on_a_gpu_are_compared_only_where_the_user_runs_between(pipe):
+    """To compare them is to wait for the GPU."""
+    seen = []
+    look = pipe.transformer.register_forward_pre_hook(
+        lambda *_: seen.append(handle._adapters[0].is_undisturbed())
+    )
+    dense = SparsityConfig.dense()
+    with chipsparse.enable(pipe, dense) as handle, torch.no_grad():
+        wan(pipe, num_inference_steps=1)
+        wan(pipe, num_inference_steps=1, callback_on_step_end=at_step(0, lambda: None))
+        with handle.generation():
+            looped(pipe, pipe.transformer)
+    look.remove()
+    assert seen == [True, False, *[False] * 6]
+    with torch.inference_mode():
+        on_gpu = torch.empty(1, device="meta")
+        assert is_compared(on_gpu, undisturbed=False)
+        assert not is_compared(on_gpu, undisturbed=True)
+        assert is_compared(torch.empty(1), undisturbed=True)
+    assert not is_compared(torch.empty(1), undisturbed=False)

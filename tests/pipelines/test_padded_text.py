@@ -62,7 +62,11 @@ def test_a_tensor_is_read_once_until_it_is_written_to_and_not_held():
     with torch.inference_mode():
         tensor = torch.ones(2)
         assert [facts(tensor), facts(tensor)] == [2, 2]
-    assert len(read) == 4
+        tensor.zero_()  # which PyTorch does not count
+        assert [facts(tensor), facts(tensor)] == [0, 0]
+    assert len(read) == 5
+    first.data = torch.full((2,), 3.0)  # nor this
+    assert facts(first) == 6
     del first, second, tensor
     gc.collect()
     assert len(facts._known) == 0

@@ -9,7 +9,8 @@ import chipsparse
 from chipsparse import DenseWarning, FallbackError
 from tests.pipelines.changes import Adapted, at_step
 from tests.pipelines.tiny_runs import STILL
-from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
+from tests.schedules import letters_of
+from tests.tiny_models import PROMPT, tiny_wan_pipeline, tiny_wan_transformer
 
 CONFIG, wan = STILL.SPARSE, STILL.generate
 FEW = "nothing runs sparse: 3 steps are too few for the schedule, which needs at least 6"
@@ -99,6 +100,29 @@ def test_recording_gradients_is_a_fallback_and_is_said(pipe):
     with warnings.catch_warnings(), chipsparse.enable(pipe, chipsparse.SparsityConfig.dense()):
         warnings.simplefilter("error", DenseWarning)
         pipe.transformer(torch.zeros(1, 4, 2, 4, 4), **arguments)  # nothing sparse was wanted
+
+
+def test_steps_with_gradients_stand_in_the_report_as_dense(pipe):
+    """As where a reward is trained through the last steps alone."""
+    text, _ = pipe.encode_prompt(PROMPT, do_classifier_free_guidance=False, max_sequence_length=16)
+    pipe.scheduler.set_timesteps(5)
+    latents = torch.zeros(1, 4, 2, 4, 8)
+    with chipsparse.enable(pipe, CONFIG) as handle, handle.generation():
+        for step, time in enumerate(pipe.scheduler.timesteps):
+            with torch.set_grad_enabled(step >= 3):
+                output = pipe.transformer(latents, time.expand(1), text, return_dict=False)[0]
+                latents = pipe.scheduler.step(output, time, latents, return_dict=False)[0]
+    assert latents.requires_grad
+    report = handle.report
+    assert letters_of(record.action.value for record in report.steps) == "DRSDD"
+    assert [(record.step, record.finished) for record in report.steps] == [
+        (step, True) for step in range(5)
+    ]
+    assert all(record.seconds > 0 for record in report.steps)
+    assert report.fallbacks == ["everything runs dense: gradients are recorded"]
+    assert report.nothing_sparse is None
+    assert "5: 3 dense, 1 refresh, 1 sparse" in handle.summary()
+    assert len(report.to_dict()["steps"]) == 5
 
 
 def test_too_few_steps_are_said_once_and_before_the_second_step(pipe):

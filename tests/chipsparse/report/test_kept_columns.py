@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import chipsparse
+from chipsparse.conditioning import Conditioning
 from chipsparse.kernels.mask_packing import pack_mask, unpack_mask
 from chipsparse.layers.column_budget import static_bits
 from chipsparse.layers.tile_order import grids_order
@@ -15,7 +16,9 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.report.kept_columns import read_kept_columns
 from chipsparse.session import Session
-from tests.chipsparse.test_session import CONFIG, run
+from chipsparse.step import StepContext
+from tests.chipsparse.sessions import CPU, attend
+from tests.chipsparse.test_session import CONFIG, LAYOUT, run
 from tests.pipelines.changes import at_step
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
@@ -119,3 +122,26 @@ def test_a_pipeline_keeps_the_columns_of_the_user_and_tells_on_request():
     with pytest.raises(ValueError, match="expected True or False for each column, got 3"):
         chipsparse.enable(pipe, config, static_columns=[3])
     chipsparse.enable(pipe, config).disable()  # nothing was left behind
+
+
+@pytest.mark.parametrize("offload", ["never", "always"])
+def test_columns_of_a_prompt_before_are_not_kept_any_more(offload):
+    report = GenerationReport()
+    session = Session(CONFIG.override({"memory.offload": offload}), report)
+    bytes_kept, kept = [], []
+    for step, prompt in enumerate([1.0, 1.0, 2.0]):
+        for branch in ("cond", "uncond"):
+            given = prompt if branch == "cond" else 1.0
+            conditions = Conditioning({"encoder_hidden_states": given}, {})
+            position = StepContext(1, step, branch, 6)
+            session.begin(position, LAYOUT, CPU, conditioning=conditions)
+            bytes_kept.append(session.cache_bytes())
+            if step == 2:
+                kept.append({(each.branch, each.layer) for each in session.kept_columns()})
+            for layer in range(LAYOUT.layers):
+                attend(session, layer, *torch.randn(3, 1, 2, 60, 8))
+            session.end(torch.zeros(1))
+    assert kept == [{("uncond", 0), ("uncond", 1)}] * 2
+    full, dropped = bytes_kept[3], bytes_kept[4]
+    assert dropped < full
+    assert [record.restarted for record in report.steps[-2:]] == [True, False]
