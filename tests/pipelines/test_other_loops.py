@@ -387,6 +387,20 @@ def test_a_callback_may_call_the_transformer_at_the_step_just_done(case):
     assert looked == [[]]
 
 
+def test_a_loop_is_at_the_next_step_of_its_scheduler_and_not_at_the_one_just_done():
+    """A step done again has latents that the scheduler knows nothing of."""
+    pipe, given = made("flux"), first_call("flux")
+    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad(), handle.generation():
+        pipe.scheduler.set_timesteps(STEPS, mu=1.0)
+        latents, times = given["hidden_states"], pipe.scheduler.timesteps
+        output = pipe.transformer(**at(given, times[0] / 1000))[0]
+        assert handle.report.fallbacks == []
+        pipe.scheduler.step(output, times[0], latents)
+        with pytest.warns(chipsparse.DenseWarning, match="handle.generation"):
+            pipe.transformer(**at(given, times[0] / 1000))
+        assert runs_dense(handle)
+
+
 def test_a_loop_whose_scheduler_is_not_known_is_not_said_to_be_corrected():
     """Its steps are known by their names alone."""
     pipe = made("wan")
