@@ -64,14 +64,14 @@ class PositionTracker:
             steps = len(schedule)
         if self._finished or schedule is not self._schedule or steps != self._steps:
             self._start(schedule, steps)
-        step = self._step_of(timestep) if step_index is None else step_index
+        step = self._step_of(timestep, branch) if step_index is None else step_index
         if branch is None:
             self._unnamed_calls = self._unnamed_calls + 1 if step == self._step else 0
             branch = f"call{self._unnamed_calls}" if self._unnamed_calls else unnamed_branch
         if step <= self._last_step.get(branch, -1):
             self._start(schedule, steps)
             if step_index is None:  # where steps are counted, by its timestep: from this one on
-                step = self._step_of(timestep)
+                step = self._step_of(timestep, branch)
         self._step = self._last_step[branch] = step
         if self._first is None:
             self._first = step
@@ -95,16 +95,21 @@ class PositionTracker:
         self._first = None
         self._unnamed_calls = 0
 
-    def _step_of(self, read_timestep: Callable[[], float] | None) -> int:
-        """The step of a timestep: its place in the schedule, else one more for each new value."""
+    def _step_of(self, read_timestep: Callable[[], float] | None, branch: str | None) -> int:
+        """Return the step of a timestep: its index in the schedule, else one more if it is new.
+
+        Rounded schedules may have a timestep several times. It is then the branch's next step.
+        """
         if read_timestep is None:
             raise ValueError(
                 "cannot tell the denoising step: the pipeline gives neither "
                 "cache_context(..., step_index=...) nor a timestep"
             )
         timestep = read_timestep()
-        if self._values.count(timestep) == 1:
-            return self._values.index(timestep)
+        indices = [index for index, value in enumerate(self._values) if value == timestep]
+        if indices:
+            last_step = -1 if branch is None else self._last_step.get(branch, -1)
+            return next((index for index in indices if index > last_step), indices[0])
         if self._timestep is not None and timestep > self._timestep:
             self._start(self._schedule, self._steps)
         step = self._step + (timestep != self._timestep)

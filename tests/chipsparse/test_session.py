@@ -1,6 +1,7 @@
 """A session and its attention layers, without a model around them."""
 
 import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import chipsparse.layers.attention
 from chipsparse.cache.memory_plan import MemoryDemand
+from chipsparse.conditioning import Conditioning
 from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.plan import Action
@@ -161,6 +163,74 @@ def test_no_output_is_kept_after_the_last_step():
             del state
             shapes = {item.shape for item in gc.get_objects() if torch.is_tensor(item)}
             assert ((3, 1009) in shapes) == (step < 2)
+
+
+@pytest.mark.parametrize(("forecast", "count"), [(0.0, 1), (0.5, 2)])
+def test_only_the_outputs_that_skipped_steps_read_are_kept(forecast, count):
+    """The last one, and the one before it where a line goes through both."""
+    changes = {"schedule.actions": ["dense"] * 4 + ["skip"], "schedule.forecast": forecast}
+    session, shape = Session(CONFIG.override(changes), GenerationReport()), (3, 1013)
+    for step in range(4):
+        session.begin(StepContext(1, step, "cond", 6, timestep=6.0 - step), LAYOUT, CPU)
+        session.end(torch.randn(shape))
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    assert sum(tensor.shape == shape for tensor in tensors) == count
+
+
+def test_no_conditions_are_kept_after_the_last_step():
+    """Up to then they are, so that nothing else comes to lie in their memory."""
+    session, alive = Session(CONFIG, GenerationReport()), []
+    for step in range(5):
+        prompt = torch.randn(2, 3)
+        conditions = Conditioning({"encoder_hidden_states": prompt}, {})
+        context = StepContext(1, step, "cond", 5)
+        session.begin(context, LAYOUT, CPU, conditioning=conditions)
+        session.end(torch.randn(2, 3))
+        kept = weakref.ref(prompt)
+        del prompt, conditions
+        gc.collect()
+        alive.append(kept() is not None)
+    assert alive == [True] * 4 + [False]
+
+
+def outputs_around(actions, foreign):
+    """The outputs of each step; where asked, a call whose step is unknown comes before the last."""
+    session = Session(CONFIG.override({"schedule.actions": actions}), GenerationReport())
+    outputs = []
+    for step in range(len(actions)):
+        calls = [(step, True)]
+        if foreign and step == len(actions) - 1:
+            calls.insert(0, (99, False))
+        for seed, placed in calls:
+            context = StepContext(1, step, "cond", len(actions) + 1, placed=placed)
+            state = session.begin(context, LAYOUT, CPU)
+            tensors = torch.randn(3, 1, 2, 60, 8, generator=torch.Generator().manual_seed(seed))
+            if state.action is Action.SKIP:
+                output = session.skipped_output()
+            else:
+                output = attend(session, 0, *tensors)
+            session.end(output)
+            if placed:
+                outputs.append(output)
+            else:
+                assert state.action is Action.DENSE
+    return outputs, session.cache_bytes()
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        ["dense", "skip", "skip"],
+        ["dense", "refresh", "sparse", "skip"],
+        ["dense", "refresh", "sparse", "sparse"],
+        ["dense", "refresh"],
+    ],
+)
+def test_a_call_whose_step_is_unknown_changes_nothing_for_the_others(actions):
+    """It runs dense, and nothing of it is recorded or given again."""
+    (expected, nbytes), (found, others) = (outputs_around(actions, each) for each in (False, True))
+    assert sessions.equal(found, expected)
+    assert others == nbytes
 
 
 def masks_of(session, branch, layout):

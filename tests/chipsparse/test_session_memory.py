@@ -127,6 +127,17 @@ def test_each_sparse_call_brings_every_tensor_that_it_reads_once_and_before_it_i
             assert record.bytes_to_device == record.bytes_to_host == 0
 
 
+def test_a_refresh_brings_log_sum_exps_and_the_columns_of_the_other_branch_once():
+    session = session_with(HOSTED)
+    generate(session, steps=2)
+    plan = SparsityPlan(session.config, layout_of(), TOTAL)
+    needs = cache_needs(plan, dtype=torch.float32)
+    lse, columns = (sum(need.sizes.get(kind, 0) for need in needs) for kind in ("lse", "columns"))
+    first, second = (record for record in session.report.steps if record.action is Action.REFRESH)
+    assert (first.branch, first.bytes_to_device) == ("cond", lse)
+    assert (second.branch, second.bytes_to_device) == ("uncond", lse + columns)
+
+
 def test_each_call_tells_what_the_caches_hold_behind_it():
     session = session_with(HOSTED)
     generate(session, steps=TOTAL)  # one more than the config names: the last action again
@@ -204,6 +215,23 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_another_generation(
     (first, planned), (second, again) = results
     assert again == planned
     assert equal(second, first)
+
+
+def test_a_second_generation_with_less_memory_is_planned_anew(monkeypatch):
+    """Not as the first one, whose caches would not fit."""
+    free = wanted(IN_FULL)
+
+    def available(*args, reserve=None, **kwargs):
+        return Capacity(free, 0)
+
+    with_available(monkeypatch, available)
+    session = session_with(IN_FULL)
+    generate(session)
+    assert session.report.fallbacks == []
+    free //= 2
+    generate(session, generation=2)
+    assert any("its caches do not fit" in line for line in session.report.fallbacks)
+    assert 0 < session.report.cache_bytes <= free + 4 * len([*session._caches])
 
 
 def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):

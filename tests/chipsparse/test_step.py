@@ -6,6 +6,7 @@ import torch
 from chipsparse.step import PositionTracker
 
 TIMES = [900.0, 600.0, 300.0]
+LEVELS = [1.0, 0.7, 0.7, 0.3]
 BOTH = ("cond", "uncond")
 
 
@@ -46,6 +47,20 @@ def twice(steps, generation=1):
         (indexed(0, 0), [(1, 0, "cond"), (2, 0, "cond")]),
         (timed(900, *TIMES, branches=BOTH), twice((0,)) + twice(range(3), 2)),
         (timed(900, 600, *TIMES[1:], branches=BOTH), twice(range(2)) + twice(range(2), 2)),
+        # A level that a schedule has twice is that of the branch's next step, of one call or two.
+        (
+            timed(1.0, 0.7, 0.7, 0.3, branches=("cond",), schedule=LEVELS),
+            [(1, step, "cond") for step in range(4)],
+        ),
+        (timed(1.0, 0.7, 0.7, 0.3, branches=BOTH, schedule=LEVELS), twice(range(4))),
+        (
+            timed(0.7, 0.7, 0.3, branches=BOTH, schedule=LEVELS),  # it starts late
+            twice(range(1, 4)),
+        ),
+        (
+            timed(0.7, 0.3, 0.7, 0.3, schedule=[0.7, 0.7, 0.3]),
+            [(1, 0, "call0"), (1, 2, "call0"), (2, 0, "call0"), (2, 2, "call0")],
+        ),
         # with another number of steps, and with another schedule, even after one call.
         (indexed(0) + indexed(1, count=4), [(1, 0, "cond"), (2, 1, "cond")]),
         (

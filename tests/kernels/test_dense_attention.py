@@ -1,11 +1,15 @@
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from chipsparse.kernels import dense_attention as package
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.dense_attention import dense_attention, library, measure
 from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.kernels.dispatch import known_of
 from tests.kernels import formulas
 from tests.kernels.formulas import assert_attention, assert_close, attention_inputs, full_attention
 
@@ -138,16 +142,42 @@ def test_the_library_runs_the_fastest_kernel(times, expected, monkeypatch):
     assert_close(reference, full_attention(query, key, value)[0], torch.float32)
 
 
-def test_pytorch_is_asked_once_for_its_settings(monkeypatch):
+def without_flash():
+    return sdpa_kernel([SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION])
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("setting", [torch.no_grad, deterministic, without_flash])
+def test_pytorch_is_asked_once_for_its_settings(setting, monkeypatch):
     inputs = attention_inputs(1, 2, 5, 11, 64, dtype=torch.float32, device="cpu")
     asked = []
     monkeypatch.setattr(library, "usable_kernels", lambda *_: asked.append(None) or ("cpu",))
+    known_of.cache_clear()
     for _ in range(3):
         dense_attention(*inputs)
     count = len(asked)
-    with torch.no_grad():
+    with setting():
         dense_attention(*inputs)
     assert (count, len(asked)) == (2, 4)  # whether it can run, and with what
+
+
+@pytest.mark.parametrize("names", ["bc", "cb"])
+def test_a_kernel_that_was_not_there_to_be_measured_is_not_picked(names):
+    """Settings of PyTorch decide which are there."""
+    timer, x = FakeTimer(2, 1), torch.zeros(4)
+    kernels = FastestKernel(timer)
+    runs, _ = kernels_named("a", "b")
+    assert kernels.pick(runs, x) == "b"
+    runs, _ = kernels_named(*names)
+    assert kernels.pick(runs, x) == "b"
 
 
 @pytest.mark.gpu

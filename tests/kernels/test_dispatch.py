@@ -2,6 +2,7 @@ from dataclasses import KW_ONLY, dataclass, make_dataclass
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chipsparse.kernels.dispatch import Backend, Call, Operation, imported, kind_of
 
@@ -61,6 +62,32 @@ def test_calls_of_one_kind_are_checked_and_their_backend_chosen_once():
     with pytest.raises(ValueError, match="step must not be negative, got -1"):
         operation(X, step=-1)
     assert torch.vmap(operation)(torch.zeros(1, 2)).tolist() == [[4.0, 4.0]]
+
+
+def test_calls_of_two_operations_are_checked_each_by_its_own_record():
+    """Also where their arguments and backends are the same."""
+
+    class AddTwice(Add):
+        def check(self):
+            raise ValueError("never fits")
+
+    assert add(PLAIN)(X).tolist() == [4.0, 4.0]
+    with pytest.raises(ValueError, match="add twice: never fits"):
+        Operation("add twice", AddTwice, lambda call: (call.x,), PLAIN)(X)
+    assert Add(X).known() is Add(X + 1).known()
+    assert Add(X).known() is not AddTwice(X).known()
+
+
+def test_nothing_is_kept_of_tensors_that_stand_for_others():
+    """What is true of tensors without memory may not be of those of the same sizes."""
+    asked = []
+    operation = add(Backend("only", lambda: PLAIN.launch, asked.append))
+    with FakeTensorMode():
+        for _ in range(2):
+            assert operation(torch.zeros(7)).shape == (7,)
+    assert len(asked) == 2
+    assert operation(torch.zeros(7)).tolist() == [4.0] * 7
+    assert len(asked) == 3
 
 
 def test_a_backend_is_imported_where_it_first_runs_and_once():

@@ -139,6 +139,18 @@ def test_zeros_and_equal_rows_stay_exact(backend, rotate, device):
 
 
 @backend_names(fp8_quantization)
+def test_queries_and_keys_that_are_next_to_nothing_count_as_zeros(backend, device):
+    """Their scales would have no digits; all scores are as good as 0 anyway."""
+    tensors = attention_inputs(1, 1, 5, 32, 64, dtype=torch.bfloat16, device=device)
+    query, key = (tensor.sign() * 1e-33 for tensor in tensors[:2])
+    found = fp8_quantization(query, key, tensors[2], backend=backend)
+    assert (found.query == 0).all()
+    assert (found.key == 0).all()
+    assert (found.row_factor > 0).all()
+    assert (scores_from(found).abs() < 1e-30).all()
+
+
+@backend_names(fp8_quantization)
 def test_values_of_the_smallest_range_stay_finite(backend, device):
     """Whose scale has no finite reciprocal."""
     tensors = attention_inputs(1, 1, 3, 40, 64, dtype=torch.bfloat16, device=device)

@@ -95,6 +95,17 @@ def test_keeps_neurons_that_moved_most(backend, keep_count, block_size, activati
     assert torch.equal(cache[~chosen], old[~chosen])
 
 
+def test_scores_are_of_means_as_the_cache_stores_them():
+    """A neuron whose stored mean would not change is not recomputed before one whose mean would."""
+    hidden = torch.ones(1, 4, 1, dtype=torch.float64)
+    # The first mean differs from the cached one by less than float32 can tell, by nothing the last.
+    weight = torch.tensor([[1e8 + 3.0], [1.5], [2.0]], dtype=torch.float64)
+    means = torch.tensor([1e8, 0.5, 2.0]).expand(1, 1, 3).clone()
+    found = neuron_selection(hidden, weight, None, means, keep_count=1, block_size=4)
+    assert found.tolist() == [[[1]]]
+    assert means.tolist() == [[[1e8, 1.5, 2.0]]]
+
+
 @formulas.backend_names(neuron_selection)
 @pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])

@@ -52,6 +52,20 @@ def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
         run_and_check(backend, delta, weight, neurons, old, cache_dtype=torch.float32)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_are_rounded_once_to_a_cache_of_fewer_bits(dtype, cache_dtype):
+    """Of products that cancel, each far larger than their sum."""
+    neurons, capacity = torch.arange(4, dtype=torch.int32).expand(1, 2, 4).contiguous(), 4
+    delta = torch.tensor([1.0, 1.0, -1.0, 1.0]).expand(1, 131, capacity).to(dtype)
+    rows = torch.tensor([300.0, 0.5009765625, 300.0, 2.0**-9])
+    weight = rows[None].expand(24, capacity).to(dtype)
+    cache = torch.full((1, 131, 24), 0.25, dtype=cache_dtype)
+    result = sparse_mlp_down(delta, weight, neurons, cache, backend="reference")
+    assert (cache == torch.tensor(0.7529296875).to(cache_dtype)).all()
+    assert torch.equal(result, cache.to(dtype))
+
+
 @formulas.backend_names(sparse_mlp_down)
 @pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("block_size", [1, 13, 64, 128, 500])

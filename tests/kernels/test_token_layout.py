@@ -42,3 +42,13 @@ def test_whole_eights_of_a_larger_tensor_need_no_padding(device):
     assert has_padding(whole[:, 24:])
     assert not has_padding(whole[:, 4:140])
     assert not has_padding(whole[:, 8:143])
+
+
+def test_samples_at_odd_distances_are_copied(device):
+    """Eight tokens of a sample but the first would not begin at a multiple of 16 bytes."""
+    storage = torch.arange(2 * (3 * 16 + 4) + 16, device=device).bfloat16()
+    odd = storage.as_strided((2, 13, 3), (3 * 16 + 4, 1, 16))
+    assert not has_padding(odd)
+    assert torch.equal(with_padding(odd), odd)
+    assert has_padding(with_padding(odd))
+    assert has_padding(odd[:1])

@@ -355,3 +355,70 @@ def test_the_step_that_a_scheduler_has_next(timesteps, told, timestep, behind_st
             return float(called) if value is None else value
 
         assert has_next(scheduler, read, behind_step=behind_step) == is_next
+
+
+def test_the_timesteps_of_a_generation_that_is_over_run_no_other_loop():
+    """A scheduler that never tells its step has them still."""
+    pipe, given = made("cogvideox"), first_call("cogvideox")
+
+    def loop():
+        for time in pipe.scheduler.timesteps:
+            pipe.transformer(**at(given, time))
+
+    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
+        assert torch.equal(call(pipe, "cogvideox"), own("cogvideox")[0])
+        with pytest.warns(chipsparse.DenseWarning, match="handle.generation"):
+            loop()
+        assert runs_dense(handle)
+
+
+@pytest.mark.parametrize("case", ["flux", "flux guided"])
+def test_a_callback_may_call_the_transformer_at_the_step_just_done(case):
+    """Its scheduler is at the next step already."""
+    pipe, given, looked = made(case), first_call(case), []
+
+    def look():
+        times, step = pipe.scheduler.timesteps, pipe.scheduler.step_index
+        pipe.transformer(**at(given, times[step - 1] / 1000))
+        looked.append(list(handle.report.fallbacks))
+
+    with chipsparse.enable(pipe, EXACT, strict=True) as handle:
+        assert_close(call(pipe, case, callback_on_step_end=at_step(2, look)), stock(case))
+    assert looked == [[]]
+
+
+def test_a_loop_is_at_the_next_step_of_its_scheduler_and_not_at_the_one_just_done():
+    """A step done again has latents that the scheduler knows nothing of."""
+    pipe, given = made("flux"), first_call("flux")
+    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad(), handle.generation():
+        pipe.scheduler.set_timesteps(STEPS, mu=1.0)
+        latents, times = given["hidden_states"], pipe.scheduler.timesteps
+        output = pipe.transformer(**at(given, times[0] / 1000))[0]
+        assert handle.report.fallbacks == []
+        pipe.scheduler.step(output, times[0], latents)
+        with pytest.warns(chipsparse.DenseWarning, match="handle.generation"):
+            pipe.transformer(**at(given, times[0] / 1000))
+        assert runs_dense(handle)
+
+
+def test_a_loop_whose_scheduler_is_not_known_is_not_said_to_be_corrected():
+    """Its steps are known by their names alone."""
+    pipe = made("wan")
+    with chipsparse.enable(pipe, SKIPPED) as handle:
+        for runs, is_corrected in ((pipe, True), (sharing(pipe), False)):
+            call(runs, "wan")
+            assert handle.report.actions()["skip"] > 0
+            (planned,) = handle.report.to_dict()["transformers"].values()
+            assert ("then corrected" in planned["schedule"]) == is_corrected
+            assert bool(corrections(handle)[1]) == is_corrected
+
+
+def test_a_loop_whose_steps_are_not_known_keeps_no_caches():
+    pipe = made("flux")
+    with chipsparse.enable(pipe, SPARSE) as handle:
+        with pytest.warns(chipsparse.DenseWarning):
+            call(sharing(pipe), "flux")
+        assert runs_dense(handle)
+        assert handle.report.cache_bytes == 0
+        call(pipe, "flux")
+        assert handle.report.cache_bytes > 0

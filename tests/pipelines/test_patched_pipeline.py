@@ -132,6 +132,23 @@ def test_a_second_thread_is_refused_and_the_first_one_undisturbed(pipe, sparse, 
     assert str(error).startswith(f"this {name} is being called in another thread; chipsparse keeps")
 
 
+def test_whoever_asks_in_another_thread_whether_it_is_interrupted_ends_nothing(pipe, sparse):
+    """As a server does that shows which calls are being stopped."""
+    answers = []
+
+    def ask():
+        answers.append(pipe.interrupt)
+
+    def between():
+        pipe._interrupt = True
+        assert in_a_thread(ask) is None
+        pipe._interrupt = False  # before the loop looks at it
+
+    with chipsparse.enable(pipe, CONFIG):
+        assert torch.equal(wan(pipe, callback_on_step_end=at_step(None, between)), sparse)
+    assert answers == [True] * 5
+
+
 def test_a_call_within_a_call_of_the_same_thread_is_let_in(pipe, sparse):
     inner = []
     preview = at_step(4, lambda: inner.append(wan(pipe)))
