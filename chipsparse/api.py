@@ -31,7 +31,13 @@ from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import ADAPTERS, adapter_class, find_adapter, why_refused
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
 from chipsparse.pipelines.whole_model import check_whole, why_wrapped
-from chipsparse.profiles.profile import Profile, find_profile, load_profile
+from chipsparse.profiles.profile import (
+    DEFAULT_QUALITY,
+    QUALITIES,
+    Profile,
+    find_profile,
+    load_profile,
+)
 from chipsparse.report.generation import GenerationReport, PipelineFacts
 from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.report.summary import Facts, as_html, as_text, facts
@@ -69,9 +75,9 @@ class Handle:
             layers: numbers of blocks; by default all, at seconds for each layer of a long video.
 
         Raises:
-            ValueError: if nothing is kept now.
+            ValueError: if nothing is kept now, or there is no such block.
         """
-        wanted = None if layers is None else frozenset(layers)
+        wanted = None if layers is None or not self._adapters else self._numbers(layers)
         kept = [k for adapter in self._adapters for k in adapter.session.kept_columns(wanted)]
         if not kept:
             raise ValueError(
@@ -80,6 +86,16 @@ class Handle:
             )
         self.report.kept_columns = kept
         return kept
+
+    def _numbers(self, layers: Iterable[int]) -> frozenset[int]:
+        count = max((len(adapter.self_attentions()) for adapter in self._adapters), default=0)
+        numbers = list(layers) if isinstance(layers, Iterable) else [layers]
+        if not (isinstance(layers, Iterable) and all(number in range(count) for number in numbers)):
+            raise ValueError(
+                f"layers: expected numbers of blocks below {count}, as in [0, 1], got "
+                f"{shown(layers)}"
+            )
+        return frozenset(numbers)
 
     @contextlib.contextmanager
     def generation(self, scheduler: Any = None) -> Iterator[Handle]:
@@ -96,12 +112,16 @@ class Handle:
             scheduler: the scheduler of the loop, with its timesteps set; by default the pipeline's.
 
         Raises:
+            ValueError: if it is no scheduler.
             RuntimeError: if the handle is used up, another thread calls the pipeline, or a
                 generation is open.
         """
         calls = self._calls
         if calls is None:
             raise _used_up()
+        has_steps = hasattr(scheduler, "timesteps") or hasattr(scheduler, "set_timesteps")
+        if scheduler is not None and (isinstance(scheduler, type) or not has_steps):
+            raise ValueError(f"expected a scheduler, got {shown(scheduler)}")
         with calls.generation(scheduler):
             yield self
 
@@ -225,6 +245,7 @@ def enable(
         DenseWarning: once, at the first generation in which nothing is sparse or skipped although
             the config asks for it; with ``strict`` that is a `FallbackError`.
     """
+    _check_types(strict=strict, layer_times=layer_times, parallel=parallel)
     with _CHANGING:
         transformers = _find_transformers(pipe)
     model_class = adapter_class(next(iter(transformers.values()))).transformer_class
@@ -253,6 +274,17 @@ def enable(
             handle._restore()
             raise
     return handle
+
+
+def _check_types(*, parallel: Parallel | None, **switches: bool) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}: expected True or False, got {shown(value)}")
+    if parallel is not None and not isinstance(parallel, Parallel):
+        raise ValueError(
+            f"parallel: expected a chipsparse.Parallel, got {shown(parallel)}; Parallel(ulysses=2) "
+            "has two processes share the tokens of each call"
+        )
 
 
 def _patch(
@@ -354,7 +386,9 @@ def _components(pipe: Any) -> Mapping[str, Any]:
         )
     components = getattr(pipe, "components", None)
     if not isinstance(components, Mapping):
-        raise ValueError(f"expected a diffusers pipeline, got {shown(pipe)}")
+        is_name = isinstance(pipe, str | os.PathLike)
+        hint = "; load it with DiffusionPipeline.from_pretrained(...)" if is_name else ""
+        raise ValueError(f"expected a diffusers pipeline, got {shown(pipe)}{hint}")
     return components
 
 
@@ -402,6 +436,12 @@ def _resolve(
         return config, None
     if isinstance(config, Profile):
         profile = config
+    elif isinstance(config, str) and config.isalnum() and not os.path.exists(config):
+        name = config if config in QUALITIES else DEFAULT_QUALITY
+        raise ValueError(
+            f"there is no file {shown(config)}; a quality is given by its name, as in "
+            f'enable(pipe, quality="{name}")'
+        )
     elif isinstance(config, str | os.PathLike):
         profile = load_profile(config)
     elif config is None:
