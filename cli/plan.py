@@ -93,7 +93,7 @@ def plan_generation(
         never = {part: never.get(part, "no step of the schedule is sparse") for part in PARTS}
     space, _ = vae_factors(model.vae_config)
     pixels = rows * space, columns * space
-    skipping = why_skipping(profile.sparsity, layout, adapter.masked_parts)
+    skipping = why_skipping(profile.sparsity, plan, adapter.masked_parts)
     return PlannedGeneration(plan, pixels, branches, never, skipping)
 
 

@@ -148,11 +148,15 @@ def test_each_quality_is_faster_whatever_a_sparse_step_costs(qualities, refresh)
 # Which schedule is taken.
 
 
+def why_skipped(config, layout, masked=(), steps=50):
+    return why_skipping(config, SparsityPlan(decided(config, layout, masked), layout, steps), masked)
+
+
 def test_small_videos_and_images_skip_and_large_ones_have_sparse_steps():
     image = IMAGES["balanced"]
     for side, expected in ((128, True), (256, True), (512, False)):
         layout = layout_of("FluxTransformer2DModel", (1, side, side))
-        assert (why_skipping(image, layout) is not None) is expected
+        assert (why_skipped(image, layout) is not None) is expected
     small, large = (
         layout_of("WanTransformer3DModel", (21, *size)) for size in ((60, 104), (90, 160))
     )
@@ -162,7 +166,7 @@ def test_small_videos_and_images_skip_and_large_ones_have_sparse_steps():
     assert skipping.schedule == own.schedule.at_cost(1.0)
     assert (skipping.schedule.full_share, skipping.schedule.sparse_steps) == (0.32, 0)
     cost = sparse_cost(own, small)
-    assert why_skipping(own, small) == (
+    assert why_skipped(own, small) == (
         f"no step is sparse: at this size one takes {cost:.0%} of a dense step's time, and "
         "schedule.sparse_at_most is 48%; steps are skipped instead"
     )
@@ -185,10 +189,39 @@ def test_what_is_masked_has_no_sparse_step():
     config = IMAGES["fast"]
     assert sparse_cost(config, layout, {"attention": "masked"}) is None
     said = "no step is sparse, since no layer can be: steps are skipped instead"
-    assert why_skipping(config, layout, ["attention"]) == said
+    assert why_skipped(config, layout, ["attention"]) == said
     both = config.override({"mlp.density": 0.3})
     alone = sparse_cost(both, layout, ["attention"])
     assert sparse_cost(both, layout) < sparse_cost(config, layout) < alone < 1
+
+
+def test_nothing_is_said_where_nothing_is_skipped_or_all_actions_are_listed():
+    small = layout_of("WanTransformer3DModel", (21, 60, 104))
+    own = GENERAL["balanced"]
+    assert why_skipped(own, small, steps=9) is not None
+    assert [why_skipped(own, small, steps=steps) for steps in (1, 2, 8, None)] == [None] * 4
+    listed = replace(own.schedule, actions=("dense", "refresh", "sparse", "skip"))
+    by_actions = replace(own, schedule=listed)
+    assert decided(by_actions, small) is by_actions
+    assert why_skipped(by_actions, small) is None
+
+
+def test_what_a_user_asks_for_on_top_of_a_quality_holds_where_sparse_steps_are_dear():
+    """Whatever a sparse step costs, the fields that were named say what is computed."""
+    small = layout_of("WanTransformer3DModel", (21, 60, 104))
+    own = GENERAL["balanced"]
+    for changes in (
+        {"schedule.full_share": 0.5},
+        {"schedule.least_full": 20},
+        {"schedule.sparse_steps": 1},
+        {"schedule.full_steps": [0, 10, 20]},
+        {"schedule.actions": ["dense", "refresh", "sparse"]},
+    ):
+        config = own.override(changes)
+        taken = steps_of(decided(config, small), 50)
+        assert taken == steps_of(config, 50), changes
+        assert taken != steps_of(decided(own, small), 50), changes
+        assert why_skipped(config, small) is None, changes
 
 
 def test_what_a_quality_stands_for_is_decided_like_it():
