@@ -149,7 +149,9 @@ def test_each_quality_is_faster_whatever_a_sparse_step_costs(qualities, refresh)
 
 
 def why_skipped(config, layout, masked=(), steps=50):
-    return why_skipping(config, SparsityPlan(decided(config, layout, masked), layout, steps), masked)
+    return why_skipping(
+        config, SparsityPlan(decided(config, layout, masked), layout, steps), masked
+    )
 
 
 def test_small_videos_and_images_skip_and_large_ones_have_sparse_steps():
