@@ -359,7 +359,7 @@ class Lab:
         """The way of an entry; its facts are the share of the work and the calls of each action."""
         from chipsparse.experiments.clips import patched
         from chipsparse.experiments.diffusers_caches import CacheRun
-        from chipsparse.experiments.engine import Applied, Way, config_digest
+        from chipsparse.experiments.engine import Applied, Way, run_digest
         from chipsparse.experiments.rivals import MagRatios
 
         steps, transformer = entry.steps or self.steps, self.pipe.transformer
@@ -408,7 +408,7 @@ class Lab:
                     applied = Applied(facts=facts)
                 yield applied
 
-        config = "" if entry.config is None else config_digest(entry.config)
+        config = "" if entry.config is None else run_digest(entry.config)
         key = f"{entry} {config}".strip()
         return Way(str(entry), apply, key=key, method=entry.method, warm=self._timed)
 

@@ -251,15 +251,24 @@ def sparse_way(
         with patched(pipe, config, parallel=parallel) as report:
             yield Applied(report, facts=lambda _: facts or {})
 
-    return Way(name, apply, key=f"{name}, {config_digest(sparsity)}", **fields)
+    return Way(name, apply, key=f"{name}, {run_digest(sparsity)}", **fields)
 
 
 # Fields that decide where caches live and how kernels are launched, and not what is computed.
 NOT_COMPUTED = ("memory", "cuda_graphs")
 
 
+def run_digest(config: SparsityConfig) -> str:
+    """A short name of a config with all its fields: clips with the same one take as long."""
+    return digest(asdict(config))
+
+
 def config_digest(config: SparsityConfig) -> str:
-    """A short name of what a config computes, wherever its caches live."""
+    """A short name of what a config computes, wherever its caches live.
+
+    Records of quality and of speed are joined by it. Times differ where it is the same: stored
+    clips go by `run_digest`.
+    """
     content = asdict(config)
     for name in NOT_COMPUTED:
         del content[name]
