@@ -210,6 +210,15 @@ class ScheduleConfig(Validated):
         return self.actions is None and not (self.full_steps is None and self.full_share is None)
 
     @property
+    def names_sparse(self) -> bool:
+        """True where some number of steps has sparse ones, in layers that can be sparse."""
+        if self.actions is not None:
+            return "sparse" in self.actions
+        if self.lists_full:
+            return self.full_share != 1 and bool(self.sparse_steps)
+        return self.refresh_every > 1
+
+    @property
     def asks_cost(self) -> bool:
         """True where the cost of a sparse step decides; ``actions`` overrides that."""
         return self.sparse_at_most is not None and self.actions is None
