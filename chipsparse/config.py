@@ -111,6 +111,11 @@ class SkippingConfig(Validated):
 
 # Fields of the published form of a schedule, which a list of full steps takes the place of.
 PUBLISHED_FORM = ("warmup_steps", "refresh_every")
+# Fields that say which steps are computed, and those that choose among two such lists by cost.
+COMPUTED_STEPS = ("full_steps", "full_share", "least_full", "sparse_steps", "actions")
+BY_COST = ("sparse_at_most", "skipping")
+# A schedule has at most one of the first pair, and both or none of the second.
+EXCLUSIVE = ("full_steps", "full_share")
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,17 +213,32 @@ class ScheduleConfig(Validated):
         """True for the form that lists the full steps; ``actions`` overrides both forms."""
         return self.actions is None and not (self.full_steps is None and self.full_share is None)
 
+    @property
+    def names_sparse(self) -> bool:
+        """True where some number of steps has sparse ones, in layers that can be sparse."""
+        if self.actions is not None:
+            return "sparse" in self.actions
+        if self.lists_full:
+            return self.full_share != 1 and bool(self.sparse_steps)
+        return self.refresh_every > 1
+
+    @property
+    def asks_cost(self) -> bool:
+        """True where the cost of a sparse step decides; ``actions`` overrides that."""
+        return self.sparse_at_most is not None and self.actions is None
+
     def at_cost(self, sparse_cost: float | None) -> ScheduleConfig:
         """Return the schedule where a sparse step takes this share of a dense one's time.
 
         None: no layer can be sparse. The result has its own steps, or those of ``skipping``.
         """
-        if self.sparse_at_most is None:
+        if not self.asks_cost:
             return self
         decided = dataclasses.replace(self, sparse_at_most=None, skipping=None)
+        assert self.sparse_at_most is not None
+        assert self.skipping is not None
         if sparse_cost is not None and sparse_cost <= self.sparse_at_most:
             return decided
-        assert self.skipping is not None
         return dataclasses.replace(
             decided,
             full_share=self.skipping.full_share,
@@ -237,6 +257,11 @@ class ScheduleConfig(Validated):
             raise ValueError(
                 f"sparse_at_most ({self.sparse_at_most:g}) needs full_share: the steps in full "
                 "where sparse ones are taken"
+            )
+        if self.sparse_at_most is not None and self.sparse_steps == 0:
+            raise ValueError(
+                f"sparse_at_most ({self.sparse_at_most:g}) needs sparse_steps: the steps that are "
+                "sparse up to that cost"
             )
 
     def _check_full(self) -> None:
@@ -449,6 +474,10 @@ class SparsityConfig(Validated):
 
         Example: ``config.override({"attention.density": 0.2, "tile": None})``.
 
+        Fields that say which steps are computed also take the place of what excludes them:
+        ``full_steps`` and ``full_share`` of each other, and all of them of ``sparse_at_most`` and
+        ``skipping``, unless those are named, too.
+
         Raises:
             ValueError: as making a config, and where the paths are no texts.
         """
@@ -468,4 +497,27 @@ class SparsityConfig(Validated):
                     raise ValueError(f"{path}: unknown field; allowed: {', '.join(inner)}")
                 inner = inner[group]
             inner[name] = value
+        if "schedule" not in values:
+            named = {
+                path.split(".")[1]: value
+                for path, value in values.items()
+                if path.startswith("schedule.")
+            }
+            data["schedule"].update(dict.fromkeys(_replaced_by(named)))
         return build(SparsityConfig, data).over(self.usual)
+
+
+def _replaced_by(named: Mapping[str, Any]) -> set[str]:
+    """Return the fields of a schedule that these new values of other fields replace.
+
+    What is left of a named quality must not hide what its user asks for.
+    """
+    given = {name for name, value in named.items() if value is not None}
+    replaced = set()
+    if not given.isdisjoint(COMPUTED_STEPS) and given.isdisjoint(BY_COST):
+        replaced.update(BY_COST)
+    if not given.isdisjoint(EXCLUSIVE):
+        replaced.update(EXCLUSIVE)
+    if any(name in named and name not in given for name in BY_COST):
+        replaced.update(BY_COST)
+    return replaced - named.keys()

@@ -240,7 +240,7 @@ class Session:
             self.report.fall_back(f"calls of branch {context.branch} run dense: {why_not_cached}")
         if is_first:
             self.report.look_ahead(plan, record)
-            skipping = why_skipping(self.config, layout, self.masked)
+            skipping = why_skipping(self.config, plan, self.masked)
             if skipping is not None:
                 self.report.note(skipping)
         if branch.recorded is None:

@@ -99,11 +99,8 @@ def _schedule_reasons(plan: SparsityPlan, rules: ScheduleConfig) -> dict[str, st
     is_share = not isinstance(rules.sparse_steps, tuple)
     if is_share and skips and Action.SPARSE not in actions and plan.steps is not None:
         sparse = sparse or "no gap between full steps has room for one, or it rounds to none"
-    by_cost = no_layer or (None if rules.sparse_steps else "schedule.sparse_steps is not given")
     reasons = {
         "schedule.sparse_steps": sparse,
-        "schedule.sparse_at_most": by_cost,
-        "schedule.skipping": by_cost,
         "schedule.least_full": least,
         **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
     }

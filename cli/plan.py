@@ -82,10 +82,7 @@ def plan_generation(
     with user_errors(ConfigError, what=profile.source):
         config = decided(profile.sparsity, layout, adapter.masked_parts)
         plan = SparsityPlan(config, layout, called_steps(settings, model))
-    never: dict[Part, str] = {}
-    if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
-        never["mlp"] = "its weights are quantized"
-    never |= adapter.masked_parts
+    never = never_sparse(model)
     for part in PARTS:
         if not getattr(plan.config, part).is_sparse:
             never[part] = f"{part}.density is dense in the profile"
@@ -93,8 +90,19 @@ def plan_generation(
         never = {part: never.get(part, "no step of the schedule is sparse") for part in PARTS}
     space, _ = vae_factors(model.vae_config)
     pixels = rows * space, columns * space
-    skipping = why_skipping(profile.sparsity, layout, adapter.masked_parts)
+    skipping = why_skipping(profile.sparsity, plan, adapter.masked_parts)
     return PlannedGeneration(plan, pixels, branches, never, skipping)
+
+
+def never_sparse(model: ModelDescription) -> dict[Part, str]:
+    """Return the parts that no config makes sparse in a model, each with the reason."""
+    never: dict[Part, str] = {}
+    if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
+        never["mlp"] = "its weights are quantized"
+    adapter = ADAPTERS.get(model.transformer_class)
+    if adapter is not None:
+        never |= adapter.masked_parts
+    return never
 
 
 def fp8_weights(model: ModelDescription) -> Fp8Form | None:

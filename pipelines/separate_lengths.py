@@ -11,7 +11,6 @@ import torch
 from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.plan import SparsityPlan
-from chipsparse.schedule.schedule import MANY_STEPS
 
 
 class SeparateLengths(ModelAdapter):
@@ -46,8 +45,8 @@ class SeparateLengths(ModelAdapter):
         if not together and self.split is None:  # the model masks them where nothing is sparse
             layout = self.layout(arguments)
             config = self.session.config_for(layout)
-            # A share of steps is none of an unknown number, so as many as there may be.
-            together = SparsityPlan(config, layout, MANY_STEPS).is_dense()
+            sparse_layers = SparsityPlan(config, layout).has_sparse_layers
+            together = not (sparse_layers and config.schedule.names_sparse)
         if together:
             return super().call(forward, args, kwargs)
         self._branches = len(distinct)

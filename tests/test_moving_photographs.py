@@ -12,10 +12,11 @@ from PIL import Image
 import chipsparse
 from benchmarks.__main__ import main
 from benchmarks.curves import OURS, SKIPS
+from benchmarks.models import MODELS
 from benchmarks.moving_photographs import evaluate, mlp_rules, model, photographs, train
 from benchmarks.moving_photographs.clips import SPEEDS, Layer, Photographs, Scene, draw
 from benchmarks.moving_photographs.model import BLOCK, TINY, LinearLatents, Model
-from benchmarks.prices import priced
+from benchmarks.prices import PRICED_AS, priced
 from benchmarks.records import read
 from chipsparse import SparsityConfig
 from chipsparse.experiments.engine import step_digest
@@ -240,17 +241,15 @@ def test_lists_that_are_none(text):
         evaluate._counts(text)
 
 
-def test_qualities_are_named_by_what_they_do_at_the_size():
-    """Of 128 tokens nothing is worth a sparse step, of 16,384 it is."""
-    transformer = Model.new({"transformer": {}}).transformer
-    for size, methods in (((128, 128, 13), {SKIPS}), ((512, 512, 61), {OURS, SKIPS})):
-        layout = evaluate.layout_of(transformer, *size)
-        named = [
-            way for way in evaluate.ways(50, layout) if (way.variant, way.setting) in evaluate.NAMED
-        ]
-        assert len(named) == 4
-        assert {way.method for way in named} == methods
-    assert layout.grids == ((16, 32, 32),)
+def test_qualities_have_the_steps_of_the_model_that_their_time_is_counted_of():
+    """At the size of the clips some would skip the steps that are sparse there."""
+    shipped = evaluate.shipped()
+    named = [way for way in evaluate.ways(50) if (way.variant, way.setting) in evaluate.NAMED]
+    assert {way.setting: way.method for way in named} == {
+        name: SKIPS if name == "faithful" else OURS for name in evaluate.COMPARED
+    }
+    for way in named:
+        assert way.config == MODELS[PRICED_AS].decided(shipped[way.setting])
 
 
 def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
@@ -291,7 +290,7 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     drawn = figures.frames(whole, folders["pictures"]).axes
     titles = [axes.get_title("left") for axes in drawn]
     assert titles[0] == "dense"
-    assert re.fullmatch(r"chipsparse, 2\.0x: [\d.]+ dB", titles[1])
+    assert re.fullmatch(r"chipsparse, 2\.5x: [\d.]+ dB", titles[1])
     assert re.fullmatch(r"MagCache, [\d.]+x: [\d.]+ dB", titles[2])
     assert any(f"{psnr:.1f} dB" in titles[1] for psnr in fast)
     first = figures.frames(whole, folders["pictures"], clip=0).axes[1].get_title("left")

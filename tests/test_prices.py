@@ -5,7 +5,6 @@ import pytest
 from benchmarks import prices
 from benchmarks.models import MODELS, STEPS
 from benchmarks.moving_photographs import evaluate
-from benchmarks.moving_photographs.model import Model
 from benchmarks.prices import (
     PRICED_AS,
     computed_prices,
@@ -14,7 +13,6 @@ from benchmarks.prices import (
     prices_of,
     speed_of,
 )
-from chipsparse.cost_model.relative_cost import decided
 from chipsparse.experiments.engine import config_digest, step_digest
 from chipsparse.plan import Action
 from chipsparse.profiles.profile import find_profile
@@ -77,12 +75,9 @@ def test_digests_tell_what_is_computed_and_nothing_else():
 
 
 def test_the_model_that_quality_is_of_and_the_one_that_speed_is_of_have_one_config():
-    transformer = Model.new({"transformer": {}}).transformer
-    small = evaluate.layout_of(transformer, 512, 512, 61)
-    for name, config in evaluate.shipped().items():
-        of_quality = decided(config, small)
-        of_speed = LARGE.decided(LARGE.qualities()[name])
-        assert config_digest(of_quality) == config_digest(of_speed)
+    ways = {way.setting: way for way in evaluate.ways(STEPS) if way.variant == evaluate.QUALITIES}
+    for name, config in LARGE.qualities().items():
+        assert config_digest(ways[name].config) == config_digest(LARGE.decided(config))
 
 
 def test_a_step_is_priced_by_measured_steps_of_its_config_alone():

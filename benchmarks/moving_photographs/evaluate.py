@@ -37,15 +37,12 @@ from benchmarks.curves import (
     quality_rows,
 )
 from benchmarks.equal_work import SIZE, Entry, Lab, entries, run_fields
+from benchmarks.models import MODELS
 from benchmarks.moving_photographs.mlp_rules import RULES, simulated
-from benchmarks.moving_photographs.model import BLOCK
-from benchmarks.prices import StepPrices, priced, prices_of
+from benchmarks.prices import PRICED_AS, StepPrices, priced, prices_of
 from benchmarks.records import Record, Run, read, table, write
 from chipsparse.config import SparsityConfig
 from chipsparse.cost_model import layer_times
-from chipsparse.cost_model.relative_cost import decided
-from chipsparse.layout import ModelLayout
-from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import Action
 from chipsparse.profiles.profile import find_profile
 from chipsparse.schedule.schedule import Schedule
@@ -101,18 +98,12 @@ def shipped() -> dict[str, SparsityConfig]:
 
 
 def ways(
-    steps: int,
-    layout: ModelLayout,
-    *,
-    profiles: Sequence[Path] = (),
-    lists: Sequence[str] = (),
-    rules: bool = False,
+    steps: int, *, profiles: Sequence[Path] = (), lists: Sequence[str] = (), rules: bool = False
 ) -> list[Entry]:
     """All ways but dense: the shipped qualities, lists of ours, profiles, fewer steps, and caches.
 
     Args:
         steps: of the dense generation.
-        layout: of its calls, by which a quality decides whether it has sparse steps.
         profiles: further files of ours.
         lists: numbers of full steps, or of full and sparse ones as ``9+17``; none: by shares.
         rules: also the simulated rules of sparse MLPs, at ``balanced`` and ``fast``.
@@ -124,9 +115,9 @@ def ways(
     if not lists:
         counts = [(round(share * steps), 0) for share in SKIP_SHARES]
         counts += [(round(full * steps), round(sparse * steps)) for full, sparse in SPARSE_SHARES]
-    by_rules = _simulated(layout) if rules else ()
+    by_rules = _simulated() if rules else ()
     own_lists = (_list(*pair, steps) for pair in counts)
-    return [*_qualities(steps, layout), *own_lists, *by_rules, *chosen]
+    return [*_qualities(steps), *own_lists, *by_rules, *chosen]
 
 
 def _counts(text: str) -> tuple[int, int]:
@@ -137,9 +128,10 @@ def _counts(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 0)
 
 
-def _qualities(steps: int, layout: ModelLayout) -> Iterator[Entry]:
+def _qualities(steps: int) -> Iterator[Entry]:
+    """The shipped qualities, with the steps that they have where their time is counted."""
     for name, config in shipped().items():
-        own = decided(config, layout)
+        own = MODELS[PRICED_AS].decided(config)
         sparse = Action.SPARSE in Schedule(own.schedule, steps).actions
         yield Entry(OURS if sparse else SKIPS, QUALITIES, name, own)
 
@@ -160,9 +152,9 @@ def _list(full: int, sparse: int, steps: int) -> Entry:
     return Entry(method, variant, setting, replace(config, schedule=schedule))
 
 
-def _simulated(layout: ModelLayout) -> Iterator[Entry]:
+def _simulated() -> Iterator[Entry]:
     for name in ("balanced", "fast"):
-        config = decided(shipped()[name], layout)
+        config = MODELS[PRICED_AS].decided(shipped()[name])
         first = config.schedule.first_dense_layers
         for density in (0.5, 0.3):  # by the kernels that there are
             sparse = config.override({"mlp.density": density})
@@ -278,9 +270,8 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
         timed=False,
         write=None if args.pictures is None else partial(_picture, args.pictures),
     )
-    layout = layout_of(model.transformer, *(settings[name] for name in SIZE))
     options = {"profiles": args.profiles, "lists": args.lists, "rules": args.rules}
-    every_way = ways(lab.steps, layout, **options)
+    every_way = ways(lab.steps, **options)
     known = {str(entry): entry for entry in every_way if re.search(args.case, str(entry))}
     run_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name} {generation_of(shared)}")
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -302,16 +293,6 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
                 if time.monotonic() > end:
                     print(f"clip {clip.index}: the time is up", flush=True)
                     return
-
-
-def layout_of(transformer: Any, height: int, width: int, frames: int) -> ModelLayout:
-    """The sizes of a call of the model for a clip of so many pixels and frames."""
-    time, rows, columns = BLOCK
-    latents = ((frames - 1) // time + 1, height // rows, width // columns)
-    layout: ModelLayout = ADAPTERS[MODEL_CLASS].planned_layout(
-        transformer.config, latents=latents, text_tokens=0
-    )
-    return layout
 
 
 def name_of(record: Record) -> str:

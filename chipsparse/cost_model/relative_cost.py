@@ -24,7 +24,7 @@ def decided(
 
     One that does not ask for the cost is returned as it is.
     """
-    if config.schedule.sparse_at_most is None:
+    if not config.schedule.asks_cost:
         return config
     schedule = config.schedule.at_cost(sparse_cost(config, layout, masked))
     usual = None if config.usual is None else decided(config.usual, layout, masked)
@@ -59,16 +59,22 @@ def sparse_cost(
 
 
 def why_skipping(
-    config: SparsityConfig, layout: ModelLayout, masked: Collection[Part] = ()
+    config: SparsityConfig, plan: SparsityPlan, masked: Collection[Part] = ()
 ) -> str | None:
-    """Return why steps are skipped that the config would have sparse; None where they are not."""
-    if not config.schedule.sparse_steps or decided(config, layout, masked).schedule.sparse_steps:
+    """Return why a plan skips steps that its config would have sparse; None where it does not.
+
+    Args:
+        config: what was asked for.
+        plan: the steps of the `decided` config.
+        masked: parts that run dense in all layers.
+    """
+    asked = config.schedule
+    if not asked.asks_cost or plan.config.schedule.sparse_steps or not plan.schedule.skips_any:
         return None
-    cost = sparse_cost(config, layout, masked)
+    cost = sparse_cost(config, plan.layout, masked)
     if cost is None:
         return "no step is sparse, since no layer can be: steps are skipped instead"
     return (
         f"no step is sparse: at this size one takes {cost:.0%} of a dense step's time, and "
-        f"schedule.sparse_at_most is {config.schedule.sparse_at_most:.0%}; steps are skipped "
-        "instead"
+        f"schedule.sparse_at_most is {asked.sparse_at_most:.0%}; steps are skipped instead"
     )

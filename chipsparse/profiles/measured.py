@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import yaml
 
 from chipsparse.common.text_files import read_text
-from chipsparse.profiles.profile import ASSETS
+from chipsparse.profiles.profile import ASSETS, PROFILES, Profile
 
 MEASURED_FILE = ASSETS / "measured.yaml"
 # The model that quality was measured on, as pages and commands call it.
@@ -51,3 +52,16 @@ def measured_of(transformer_class: str) -> Measured:
     facts = yaml.safe_load(read_text(MEASURED_FILE)).get(transformer_class) or {}
     speed = {size: tuple(names) for size, names in (facts.get("speed") or {}).items()}
     return Measured(speed, facts.get("quality", False))
+
+
+def measured_with(profile: Profile, *, experts: int = 1) -> Measured:
+    """Return what was measured with a profile: nothing unless it is the one shipped for its class.
+
+    Args:
+        profile: the profile that a generation takes.
+        experts: number of transformers in the pipeline. Nothing was measured with two.
+    """
+    shipped = PROFILES / f"{profile.model_class}.yaml"
+    if experts > 1 or Path(profile.source).resolve() != shipped.resolve():
+        return Measured()
+    return measured_of(profile.model_class)

@@ -103,7 +103,7 @@ class Profile:
     @property
     def is_general(self) -> bool:
         """True for the profile of models that have none."""
-        return self.source == str(QUALITIES_FILE)
+        return Path(self.source).resolve() == QUALITIES_FILE.resolve()
 
     def of_quality(self, name: str) -> Profile:
         """Return the same profile with another of its qualities taken.
@@ -177,7 +177,7 @@ def load_profile(path: Path | str) -> Profile:
             is allowed.
     """
     data = _read(Path(path))
-    if Path(path) == QUALITIES_FILE:
+    if Path(path).resolve() == QUALITIES_FILE.resolve():
         del data[IMAGES]
     try:
         parsed = build(_ProfileFile, data)

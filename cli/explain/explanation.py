@@ -35,7 +35,7 @@ from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
 from chipsparse.plan import Action
-from chipsparse.profiles.measured import measured_of
+from chipsparse.profiles.measured import measured_with
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.published import published_psnr
 
@@ -188,7 +188,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Expl
     forecast = forecaster.look_ahead(profile, parallel)
     _check_memory(forecast, weight_bytes)
     planned, plan, memory = forecast.planned, forecast.planned.plan, forecast.memory
-    measured = measured_of(model.transformer_class)
+    measured = measured_with(profile, experts=model.experts)
     layout, on_host = plan.layout, 0 if device.type == "cuda" else memory.host_bytes
     return record.Explanation(
         model=model.location,

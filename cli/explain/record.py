@@ -131,7 +131,7 @@ class Explanation(Result):
     schedule: str
     counts: Mapping[str, int]  # steps by action
     full_steps: Sequence[int] | None  # where the schedule lists them
-    measured_speed: str  # of this class, in words
+    measured_speed: str  # of this class with this profile, in words
     measured_quality: str  # likewise
     weights: Mapping[str, int | None]
     memory: Memory
@@ -156,7 +156,9 @@ class Explanation(Result):
             *([] if self.estimate is None else self._times(self.estimate)),
             *([] if self.shared is None else [self._ranks(self.shared)]),
             Table(qualities, [[name, *quality.row] for name, quality in self.qualities.items()]),
-            Facts([("speed run", self.measured_speed), ("quality", self.measured_quality)]),
+            Facts(
+                [("speed run", self.measured_speed), ("quality measured on", self.measured_quality)]
+            ),
             Facts([("note", note) for note in self.notes]),
         ]
         # A section each, so that the names of facts line up within a part alone.

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.plan import called_steps
+from chipsparse.cli.plan import called_steps, never_sparse
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.prompts import read_prompts, shapes
 from chipsparse.cli.ranks import called, meet, start_others, this_rank
@@ -58,6 +58,7 @@ def run(options: TuneOptions) -> None:
             options,
             settings.num_inference_steps - steps,
             _capture_mode(request, profile.sparsity),
+            can_sparse_mlps="mlp" not in never_sparse(model),
         )
         places, first = range(len(samples)), options.calibration_prompts
         # For the page of `report`: what is searched for, and in the end what was chosen.

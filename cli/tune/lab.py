@@ -41,6 +41,7 @@ class TuneLab:
     uncalled_steps: int = 0  # steps of the pipeline that do not call the transformer
     # The mode in which a few sparse steps run as those of a generation do.
     cuda_graphs: CaptureMode = "auto"
+    can_sparse_mlps: bool = True  # the model's MLPs can run sparse
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
 
     def __post_init__(self) -> None:
@@ -76,9 +77,10 @@ class TuneLab:
         # Whatever the profile has, sparse MLPs are tried; they are taken only where generations are
         # better with them. Their time does not depend on the share of columns.
         usual = DENSITIES[0]
-        timed[usual, True] = self._timed(usual, sparse_mlp=True)
-        extra = timed[usual, True]["sparse"] - sparse[usual, False]
-        sparse |= {(density, True): sparse[density, False] + extra for density in DENSITIES}
+        if self.can_sparse_mlps:
+            timed[usual, True] = self._timed(usual, sparse_mlp=True)
+            extra = timed[usual, True]["sparse"] - sparse[usual, False]
+            sparse |= {(density, True): sparse[density, False] + extra for density in DENSITIES}
         prompts = range(self.options.calibration_prompts)
         dense = [self._clip(self.experiment.dense_way, prompt) for prompt in prompts]
         return ActionSeconds(

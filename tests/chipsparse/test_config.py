@@ -35,6 +35,12 @@ def test_budgets_of_layers():
     assert len({config, SparsityConfig().override({"layers": listed}), SparsityConfig()}) == 2
 
 
+BY_COST = {
+    "full_share": 0.3,
+    "sparse_steps": 0.4,
+    "sparse_at_most": 0.48,
+    "skipping": {"full_share": 0.5},
+}
 REFUSED = [
     ("attention.density", 1.5, "between 0 and 1, got 1.5"),
     ("attention.density", float("nan"), "between 0 and 1, got nan"),
@@ -69,6 +75,9 @@ REFUSED = [
     ("schedule", {"full_share": 0.5, "sparse_steps": [3]}, ".sparse_steps ([3]) needs full_steps"),
     ("schedule", {"full_steps": [4, 6], "sparse_steps": [0, 5, 6]}, "s: [0, 6] are computed in"),
     ("schedule", {"full_steps": [4], "sparse_steps": [7, 5]}, "sparse_steps: expected steps in"),
+    ("schedule", {"full_share": 0.5, "sparse_at_most": 0.48, "skipping": {}}, "sparse_steps: the"),
+    ("schedule", {**BY_COST, "full_share": None, "full_steps": [4]}, "(0.48) needs full_share"),
+    ("schedule", {**BY_COST, "skipping": None}, "and skipping belong together"),
     # Budgets of layers.
     ("layers", {"layers": 3}, ": expected a list (LayerBudget each), got {'layers': 3}"),
     ("layers", [3], "[0]: expected a mapping with layers, attention, mlp, got 3"),
@@ -86,6 +95,38 @@ def test_bad_values_are_refused_by_path(path, value, said):
     with pytest.raises(ValueError, match=path.replace(".", r"\.")) as error:
         SparsityConfig().override({path: value})
     assert said in str(error.value)
+
+
+# Changes of `BY_COST`, and what is then left of the fields that choose by cost.
+REPLACED = {
+    "full_share": ({"full_share": 0.5}, (None, None)),
+    "full_steps": ({"full_steps": [1, 5]}, (None, None)),
+    "least_full": ({"least_full": 3}, (None, None)),
+    "sparse_steps": ({"sparse_steps": 1}, (None, None)),
+    "no sparse step": ({"sparse_steps": 0}, (None, None)),
+    "actions": ({"actions": ["dense", "skip"]}, (None, None)),
+    "everywhere": ({"sparse_at_most": None}, (None, None)),
+    "nothing": ({"full_steps": None, "actions": None}, (0.48, 0.5)),
+    "another field": ({"forecast": 0.25}, (0.48, 0.5)),
+    "the bound, too": ({"full_share": 0.5, "sparse_at_most": 0.3}, (0.3, 0.5)),
+    "what is skipped, too": ({"full_share": 0.5, "skipping.full_share": 0.6}, (0.48, 0.6)),
+}
+
+
+@pytest.mark.parametrize(("changes", "left"), REPLACED.values(), ids=REPLACED)
+def test_overriding_the_computed_steps_ends_the_choice_by_cost(changes, left):
+    """So that what is asked for holds at every size."""
+    before = SparsityConfig(schedule=ScheduleConfig(**BY_COST))
+    after = before.override({f"schedule.{name}": value for name, value in changes.items()}).schedule
+    share = None if after.skipping is None else after.skipping.full_share
+    assert (after.sparse_at_most, share) == left
+    assert after.full_share == changes.get("full_share", None if changes.get("full_steps") else 0.3)
+
+
+def test_a_share_takes_the_place_of_a_list():
+    listed = SparsityConfig(schedule=ScheduleConfig(full_steps=(1, 5), sparse_steps=0.2))
+    after = listed.override({"schedule.full_share": 0.5}).schedule
+    assert (after.full_steps, after.full_share, after.sparse_steps) == (None, 0.5, 0.2)
 
 
 @pytest.mark.parametrize("values", [{5: 1}, {None: 1}, None, [1], "seed"])

@@ -84,7 +84,8 @@ def test_what_a_cpu_takes_the_effect_of():
 # Of these a config has no value that asks for something which may be impossible: they turn things
 # on or off, choose between forms, or have notes of their own.
 WITHOUT_REASON = {"attention.precision", "layers"} | {
-    f"schedule.{name}" for name in ("full_steps", "full_share", "correct", "actions")
+    f"schedule.{name}"
+    for name in ("full_steps", "full_share", "sparse_at_most", "skipping", "correct", "actions")
 }
 
 

@@ -19,6 +19,7 @@ from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedTarget
+from chipsparse.tuning.forms import DENSITIES
 from tests.cli.conftest import command, saved
 from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_flux_transformer
@@ -269,3 +270,26 @@ def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypat
     monkeypatch.setattr("chipsparse.cli.tune.lab.time_steps", timed)
     assert tune("--min-psnr", "30").sentence() == "enough"
     assert asked == [5, len(TIMED_ACTIONS) + 1]
+
+
+@pytest.mark.parametrize("masked", [{}, {"mlp": "masked"}], ids=["can", "cannot"])
+def test_sparse_mlps_are_timed_where_mlps_can_run_sparse(tune, monkeypatch, masked):
+    asked = []
+
+    def timed(_, density, *, sparse_mlp=False):
+        asked.append((density, sparse_mlp))
+        return {"sparse": 1.0, "refresh": 1.0, "skip": 0.0, "seconds": 1.0}
+
+    def clip(*_):
+        raise UserError("enough")
+
+    monkeypatch.setattr("chipsparse.pipelines.models.flux.FluxAdapter.masked_parts", masked)
+    monkeypatch.setattr(
+        "chipsparse.cli.tune.job.Search",
+        lambda lab, *_, **__: SimpleNamespace(run=lab.step_seconds),
+    )
+    monkeypatch.setattr("chipsparse.cli.tune.lab.TuneLab._timed", timed)
+    monkeypatch.setattr("chipsparse.cli.tune.lab.TuneLab._clip", clip)
+    assert tune("--min-psnr", "30").sentence() == "enough"
+    with_mlps = [] if masked else [(DENSITIES[0], True)]
+    assert asked == [*((density, False) for density in DENSITIES), *with_mlps]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from chipsparse.common.errors import UserError
+from chipsparse.config import SparsityConfig
 from chipsparse.experiments import rivals
 from chipsparse.experiments.clips import Generation
-from chipsparse.experiments.engine import Applied, Experiment, Way, plainly
+from chipsparse.experiments.engine import Applied, Experiment, Way, plainly, sparse_way
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.progress import Progress
 from chipsparse.experiments.records import StepResult
@@ -115,6 +116,18 @@ def test_what_is_kept_is_not_made_again_and_an_interrupt_loses_nothing(tmp_path)
     assert maker.made[:2] == [("A", 10), ("dense", 10)]
     assert [clip.record for clip in gone] == [clip.record for clip in more]
     assert len(list(path.with_name("measured-dense").iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"cuda_graphs": "never"}, {"memory.vram": "1G"}, {"schedule.full_share": 0.5}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_clip_of_another_config_is_another_clip(changes):
+    """Its time is kept with it, and depends on fields that change nothing of what is computed."""
+    config = SparsityConfig()
+    assert sparse_way("A", config).key == sparse_way("A", config.override({})).key
+    assert sparse_way("A", config).key != sparse_way("A", config.override(changes)).key
 
 
 def test_a_refused_way_is_a_record_passed_over_and_tried_again(tmp_path):

@@ -11,6 +11,7 @@ from chipsparse import SparsityConfig
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines.models import qwen_image as qwen_adapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
+from chipsparse.schedule import schedule
 from tests.pipelines.families import hunyuan_video, mochi
 from tests.pipelines.families.hunyuan_video import VALID
 from tests.pipelines.model_state import actions, calls_begun
@@ -158,6 +159,24 @@ def test_each_length_of_mochi_is_a_branch_of_its_own_where_a_share_of_the_steps_
         generate(pipe, {**mochi.VIDEO, **prompts, "guidance_scale": 4.5})
         assert {step.branch for step in handle.report.steps} == {"cond_uncond 0", "cond_uncond 1"}
         assert "sparse" in actions(handle, "cond_uncond 0")
+
+
+def test_prompts_of_other_lengths_lay_out_no_more_steps_than_there_are(monkeypatch):
+    """A list of 1,000 steps takes seconds, and it was asked for in each call."""
+    laid_out = []
+    spread = schedule.spread
+
+    def spied(steps, count, **options):
+        laid_out.append(steps)
+        return spread(steps, count, **options)
+
+    monkeypatch.setattr(schedule, "spread", spied)
+    shares = {"schedule": {"full_share": 0.34, "sparse_steps": 0.5}}
+    pipe, prompts = mochi.tiny_pipeline(), mochi.prompts(7, negative=[3])
+    with chipsparse.enable(pipe, SPARSE.override(shares)):
+        arguments = {**mochi.VIDEO, **prompts, "guidance_scale": 4.5}
+        generate(pipe, arguments, num_inference_steps=9)
+    assert set(laid_out) == {9}
 
 
 def test_an_unpatched_generation_of_mochi_is_one_call_a_step():

@@ -4,8 +4,14 @@ import yaml
 
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles import measured
-from chipsparse.profiles.measured import MEASURED_FILE, Measured, measured_of
-from chipsparse.profiles.profile import QUALITIES
+from chipsparse.profiles.measured import MEASURED_FILE, Measured, measured_of, measured_with
+from chipsparse.profiles.profile import (
+    QUALITIES,
+    bundled_model,
+    default_profile,
+    find_profile,
+    load_profile,
+)
 
 
 def test_the_file_names_classes_and_qualities_that_are_there():
@@ -34,3 +40,20 @@ def test_a_class_is_read_from_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(measured, "MEASURED_FILE", path)
     assert measured_of("A") == Measured({"A at 480p": ("fast",)})
     assert measured_of("B") == Measured({}, quality=True)
+
+
+def test_nothing_was_measured_with_other_profiles_or_two_experts(tmp_path):
+    name = "WanTransformer3DModel"
+    shipped = find_profile(None, name)
+    mine = tmp_path / f"{name}.yaml"
+    mine.write_text(f"model_class: {name}\nqualities: {{}}\n")
+    assert measured_with(shipped) == measured_with(shipped.of_quality("fast")) == measured_of(name)
+    assert measured_of(name).quality
+    others = [
+        find_profile(None, name, experts=2),
+        find_profile(bundled_model(), name),
+        load_profile(mine),
+        default_profile(),
+    ]
+    assert [measured_with(other) for other in others] == [Measured()] * len(others)
+    assert measured_with(shipped, experts=2) == Measured()

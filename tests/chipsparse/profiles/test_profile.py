@@ -38,6 +38,9 @@ def test_where_profiles_come_from(tmp_path):
     assert general.is_general
     assert tuple(general.qualities) == tuple(QUALITIES)
     assert general.serves("NoTransformer2DModel")
+    relative = load_profile(os.path.relpath(profiles.QUALITIES_FILE.resolve()))
+    assert relative.is_general
+    assert relative.qualities == general.qualities
     with pytest.raises(ValueError, match=r"class UNet; known classes: .*WanTransformer3DModel"):
         find_profile(None, "UNet")
     by_class = find_profile(tmp_path, "WanTransformer3DModel")

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from chipsparse.config import ScheduleConfig
-from chipsparse.schedule.schedule import Schedule, spread
+from chipsparse.schedule.schedule import Action, Schedule, spread
 
 
 def cost(steps, full):
@@ -43,3 +43,24 @@ def test_lists_are_close_at_the_start_and_somewhat_closer_at_the_end():
 def test_shares_of_the_steps(least, share, steps, count):
     config = ScheduleConfig(full_share=share, least_full=least)
     assert len(Schedule(config, steps).full_steps) == count
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, True),
+        ({"refresh_every": 1}, False),
+        ({"full_share": 0.3}, False),
+        ({"full_share": 0.3, "sparse_steps": 0.2}, True),
+        ({"full_share": 1.0, "sparse_steps": 0.2}, False),
+        ({"full_steps": [0, 5], "sparse_steps": [7]}, True),
+        ({"full_steps": [0, 5], "sparse_steps": 0}, False),
+        ({"actions": ["dense", "skip"]}, False),
+        ({"actions": ["dense", "refresh", "sparse"]}, True),
+    ],
+    ids=str,
+)
+def test_whether_a_schedule_names_sparse_steps_is_known_without_its_list(fields, expected):
+    config = ScheduleConfig(**fields)
+    assert config.names_sparse is expected
+    assert (Action.SPARSE in Schedule(config, 60).actions) is expected
