@@ -176,9 +176,10 @@ def test_correction_is_off_where_gaps_are_too_long_for_the_flow_shift(shift):
 )
 def test_how_a_step_of_two_branches_came_about(taken, kind):
     """A step of which one branch was skipped and the other computed is no part of a gap."""
-    report, plan = GenerationReport(), SimpleNamespace(corrects_any=True)
+    report = GenerationReport()
+    plan = SimpleNamespace(corrects_any=True, schedule=SimpleNamespace(skips_any=True))
     for branch, action in zip(("cond", "uncond"), taken, strict=True):
         report.steps.append(StepRecord(3, 9, branch, Action(action), generation=1, plan=plan))
-    made = StepCorrection(report, lambda: False)._made()
+    made = StepCorrection(report, lambda: False)._corrected_origin()
     assert (None if made is None else made.kind) == kind
     assert made is None or (made.step, made.branches) == (3, {"cond", "uncond"})
