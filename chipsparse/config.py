@@ -509,7 +509,7 @@ def _replaced_by(named: Mapping[str, Any]) -> set[str]:
     What is left of a named quality must not hide what its user asks for.
     """
     given = {name for name, value in named.items() if value is not None}
-    replaced = set()
+    replaced: set[str] = set()
     if not given.isdisjoint(COMPUTED_STEPS) and given.isdisjoint(BY_COST):
         replaced.update(BY_COST)
     if not given.isdisjoint(EXCLUSIVE):
