@@ -180,7 +180,8 @@ class Handle:
 
     def _facts(self) -> Facts:
         patch = "enabled" if self.enabled else "disabled: the pipeline is as it was"
-        return [("chipsparse", patch), ("config", repr(self.config)), *facts(self.report)]
+        config = self.report.config_taken or self.config
+        return [("chipsparse", patch), ("config", repr(config)), *facts(self.report)]
 
     def _patch(self, pipe: Any, loop: DenoisingLoop, transformers: Mapping[str, Any]) -> None:
         adapters = dict(zip(transformers, self._adapters, strict=True))

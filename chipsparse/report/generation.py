@@ -387,10 +387,15 @@ class GenerationReport:
 
         return as_html(facts(self))
 
+    @property
+    def config_taken(self) -> SparsityConfig | None:
+        """The config with the schedule that the last generation had; before one, as asked for."""
+        return next((plan.config for plan in self.plans.values()), self.config)
+
     def to_dict(self) -> dict[str, Any]:
         """Return all of it in types of JSON, as files have it, with versions, plans and sums."""
         planned = {name: PlannedSteps.of(plan) for name, plan in self.plans.items()}
-        config = next((plan.config for plan in self.plans.values()), self.config)
+        config = self.config_taken
         written: dict[str, Any] = TypeAdapter(GenerationReport).dump_python(
             replace(self, versions=versions(), transformers=planned), mode="json", by_alias=True
         )

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.plan import never_sparse
 from chipsparse.cli.tune.lab import TIMED_ACTIONS
 from chipsparse.cli.tune.record import TuningResult
 from chipsparse.experiments.lpips import Lpips
@@ -293,3 +294,12 @@ def test_sparse_mlps_are_timed_where_mlps_can_run_sparse(tune, monkeypatch, mask
     assert tune("--min-psnr", "30").sentence() == "enough"
     with_mlps = [] if masked else [(DENSITIES[0], True)]
     assert asked == [*((density, False) for density in DENSITIES), *with_mlps]
+
+
+def test_parts_that_no_config_makes_sparse():
+    def never(name, **config):
+        return set(never_sparse(SimpleNamespace(transformer_class=name, transformer_config=config)))
+
+    assert never("WanTransformer3DModel") == set()
+    assert never("WanTransformer3DModel", quantization_config={"quant_method": "gguf"}) == {"mlp"}
+    assert never("ChromaTransformer2DModel") == {"attention"}

@@ -29,16 +29,20 @@ def test_steps_are_skipped_where_a_sparse_one_is_dear(cost, monkeypatch):
     monkeypatch.setattr(relative_cost, "sparse_cost", lambda *_: cost)
     pipe = tiny_wan_pipeline()
     with chipsparse.enable(pipe, BY_COST) as handle:
+        assert "sparse_at_most=0.48" in handle.summary()
         generate(pipe, SMALL, num_inference_steps=10)
+    assert handle.config == BY_COST
+    assert repr(relative_cost.decided(BY_COST, None)) in handle.summary()
     taken = actions(handle, "cond")
     notes = [note for note in handle.report.notes if note.startswith("no step is sparse")]
     if cost < 0.48:
         assert (taken.count("sparse"), notes) == (4, [])
+        assert handle.report.cache_bytes > 0
         return
     assert (taken.count("dense"), taken.count("skip"), taken.count("sparse")) == (5, 5, 0)
     assert len(notes) == 1
     assert notes[0].startswith(SAID)
-    assert not any(step.layers for step in handle.report.steps if step.action.value == "skip")
+    assert handle.report.cache_bytes == 0
 
 
 def test_a_text_of_another_length_has_the_same_schedule():

@@ -15,8 +15,9 @@ from chipsparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.cost_model.relative_cost import decided, sparse_cost, why_skipping
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.plan import Action, SparsityPlan
+from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.profiles.profile import QUALITIES, find_profile, profile_classes
+from chipsparse.report.nothing_sparse import why_nothing
 
 NAMED = ("faithful", "balanced", "fast", "draft")
 USUAL = ("means", "dense")  # rule of attention, MLP
@@ -233,6 +234,16 @@ def test_what_a_user_asks_for_on_top_of_a_quality_holds_where_sparse_steps_are_d
         assert taken == steps_of(config.schedule, 50), changes
         assert taken != steps_of(decided(own, small).schedule, 50), changes
         assert why_skipped(config, small) is None, changes
+
+
+def test_what_is_said_to_help_does_where_sparse_steps_are_dear():
+    small = layout_of("WanTransformer3DModel", (21, 60, 104))
+    own = GENERAL["balanced"]
+    said = why_nothing(SparsityPlan(decided(own, small), small, 6))
+    assert said.endswith("or lower schedule.least_full (now 8)")
+    config = decided(own.override({"schedule.least_full": 2}), small)
+    assert why_nothing(SparsityPlan(config, small, 6)) is None
+    assert not set(CACHED).isdisjoint(SparsityPlan(config, small, 6).actions())
 
 
 def test_what_a_quality_stands_for_is_decided_like_it():
