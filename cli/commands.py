@@ -15,6 +15,7 @@ from typing import Any
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.errors import results_alone
+from chipsparse.cli.files import Write, clip_sources
 from chipsparse.cli.options import (
     REQUIRED,
     Device,
@@ -61,6 +62,13 @@ class ReportOptions(PrintOptions):
         shown="those that the files name",
     )
     json: bool = False
+
+    def reads(self) -> list[Path]:
+        media = [file for path in self.media or () for file in clip_sources(path)]
+        return [*self.sources, *media]
+
+    def writes(self) -> list[Write]:
+        return [Write("--output", self.output)]
 
 
 def generate(options: GenerateOptions) -> None:

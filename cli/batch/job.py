@@ -10,9 +10,10 @@ import typer
 
 from chipsparse.cli.batch import record
 from chipsparse.cli.batch.entries import Entry, Maker, find_entries
-from chipsparse.cli.batch.options import BatchOptions
+from chipsparse.cli.batch.options import MANIFEST, PAGE, THUMBNAILS, BatchOptions
 from chipsparse.cli.batch.record import BatchClip, State
 from chipsparse.cli.errors import EXIT_FAILED
+from chipsparse.cli.files import Write, check_inputs_stay
 from chipsparse.cli.generate.record import ROW_PROMPT
 from chipsparse.cli.media.write import write_text
 from chipsparse.cli.model.description import choose_device
@@ -38,6 +39,8 @@ def run(options: BatchOptions) -> None:
         place = place_on(device, options, display, here=here)
         entries = find_entries(options, place, display)
         todo = [entry for entry in entries if not (folder / entry.name).is_file()]
+        small = [Write("--output", entry.thumbnail(folder)) for entry in todo]
+        check_inputs_stay(small, options.reads())
         if actors is not None:
             clips = actors.make(todo, display)
         else:
@@ -58,14 +61,14 @@ def run(options: BatchOptions) -> None:
                 known = record.read_manifest(folder)
                 result = record.BatchResult(
                     folder=str(folder),
-                    manifest=str(folder / record.MANIFEST),
-                    page=str(folder / record.PAGE),
+                    manifest=str(folder / MANIFEST),
+                    page=str(folder / PAGE),
                     model=place.model.location,
                     seconds=time.monotonic() - start,
                     clips=[_clip(entry, known.get(entry.name), states) for entry in entries],
                 )
                 text = page([(options.prompts, result)], images="'self' file:")
-                write_text("--output", folder / record.PAGE, text)
+                write_text("--output", folder / PAGE, text)
     print_result(result, as_json=options.json)
     if result.counts["failed"]:
         raise typer.Exit(EXIT_FAILED)
@@ -88,5 +91,5 @@ def _clip(entry: Entry, known: BatchClip | None, states: dict[str, State]) -> Ba
         if there:
             record.note(entry.folder, known)
     small = entry.thumbnail(entry.folder)
-    shown = f"{record.THUMBNAILS}/{small.name}" if there and small.is_file() else None
+    shown = f"{THUMBNAILS}/{small.name}" if there and small.is_file() else None
     return known.model_copy(update={"state": state, "lines": entry.lines, "thumbnail": shown})

@@ -14,10 +14,11 @@ import typer
 from rich.console import Console
 
 from chipsparse.cli.compare.files import write_clip
-from chipsparse.cli.compare.options import MEASURED, CompareOptions
+from chipsparse.cli.compare.options import CLIPS, MEASURED, PAGE, TO_SEND, CompareOptions
 from chipsparse.cli.compare.record import Comparison
 from chipsparse.cli.compare.ways import OURS, Row, differences
 from chipsparse.cli.errors import UserError, check_installed, described, exit_code, user_errors
+from chipsparse.cli.files import check_inputs_stay
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
 from chipsparse.cli.prompts import read_prompts, shapes
@@ -37,7 +38,6 @@ from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import ASSETS, default_profile
 
 PAIR_PROMPTS, SUITE_PROMPTS = 8, 12  # where no file of them is given
-TO_SEND, PAGE = "suite.json", "suite.html"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
 RIVALS = (DENSE, FLOOR, MAG, SEA)  # methods that are not ours
 # Rows have these texts of their clips among their remarks.
@@ -71,6 +71,8 @@ def compare_configs(options: CompareOptions) -> None:
             )
         if options.output is not None:
             media.check_kind(options.output, video=video)
+            single = first.settings.num_frames in (None, 1)
+            check_inputs_stay(options.writes(single=single), options.reads())
         if rank.starts:
             return start_others("compare", options, rank.ranks)
         remarks = {name: request.warnings for name, request in requests.items()}
@@ -147,8 +149,8 @@ def run_suite(options: CompareOptions) -> None:
         is_bundled = bundled_name(model.location) is not None
         bundled = shapes(video=video) if is_bundled else "suite.txt"
         samples = _samples(options, bundled, SUITE_PROMPTS)
-        facts, dense = request.measured_with, folder / "dense"
-        store = Store(folder / MEASURED, facts, kind="suite clips", dense=dense)
+        facts = request.measured_with
+        store = Store(folder / MEASURED, facts, kind="suite clips", dense=folder / DENSE)
         maker = request.maker(display, plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
 
@@ -200,7 +202,7 @@ def _ours(options: CompareOptions, request: Request) -> list[Way]:
 def clip_file(way: Way, sample: Sample, suffix: str) -> str:
     """Return the name of a clip to look at, in the folder: one for each config of ours."""
     name = way.key if way.method == OURS and way.key else way.name
-    return f"clips/{sample.name}-{name.replace(',', '').replace(' ', '-')}{suffix}"
+    return f"{CLIPS}/{sample.name}-{name.replace(',', '').replace(' ', '-')}{suffix}"
 
 
 # Both.

@@ -18,6 +18,7 @@ import torch
 import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_errors
+from chipsparse.cli.files import beside, check_inputs_stay
 from chipsparse.cli.generate import record
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import stack_panels
@@ -51,6 +52,8 @@ def run(options: GenerateOptions) -> None:
                 request = resolve(options, place)
                 for item in options.items:
                     media.check_kind(item.output, video=request.model.accepts("num_frames"))
+                single = request.settings.num_frames in (None, 1)
+                check_inputs_stay(options.writes(single=single), options.reads())
                 if rank.starts:
                     return start_others("generate", options, rank.ranks)
                 prompts = [item.prompt for item in options.items]
@@ -311,8 +314,8 @@ def make(
             (run.frames, f"{way} {seconds_text(run.denoising_seconds)}")
             for way, run in runs.items()
         ]
-        outputs["dense"] = media.beside(item.output, "dense"), dense.frames
-        outputs["compare"] = media.beside(item.output, "compare"), stack_panels([panels])
+        outputs["dense"] = beside(item.output, "dense"), dense.frames
+        outputs["compare"] = beside(item.output, "compare"), stack_panels([panels])
     with kept.display.stage(f"writing {item.output}"):
         facts = media.generation_metadata(request, item)
         encoding: dict[str, Any] = {"fps": options.fps, "crf": options.crf, "metadata": facts}
