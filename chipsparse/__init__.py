@@ -7,34 +7,36 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from chipsparse.common.version import __version__ as __version__
-from chipsparse.config import (
-    AttentionConfig,
-    ConfigError,
-    DenseWarning,
-    FallbackError,
-    LayerBudget,
-    MemoryConfig,
-    MLPConfig,
-    ScheduleConfig,
-    SparsityConfig,
-)
-from chipsparse.parallel.degrees import Parallel
-from chipsparse.profiles.profile import (
-    GenerationDefaults,
-    Profile,
-    default_profile,
-    find_profile,
-    load_profile,
-)
 
+TYPE_CHECKING = False  # `typing` takes longer to import than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from chipsparse.api import Handle, disable, enable
     from chipsparse.cache.memory_plan import BudgetError
+    from chipsparse.config import (
+        AttentionConfig,
+        ConfigError,
+        DenseWarning,
+        FallbackError,
+        LayerBudget,
+        MemoryConfig,
+        MLPConfig,
+        ScheduleConfig,
+        SparsityConfig,
+    )
+    from chipsparse.parallel.degrees import Parallel
     from chipsparse.parallel.peers import PeerError
     from chipsparse.plan import Action
+    from chipsparse.profiles.profile import (
+        GenerationDefaults,
+        Profile,
+        default_profile,
+        find_profile,
+        load_profile,
+    )
     from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
     from chipsparse.report.kept_columns import KeptColumns
 
@@ -66,8 +68,28 @@ __all__ = [
     "load_profile",
 ]
 
-# Names whose modules import PyTorch or diffusers, which takes seconds: imported at first use.
+# The module of each name, imported at its first use: PyTorch and diffusers take seconds, and until
+# the command minds Ctrl-C nothing else is to take long.
 _LATER = {
+    **dict.fromkeys(
+        (
+            "AttentionConfig",
+            "ConfigError",
+            "DenseWarning",
+            "FallbackError",
+            "LayerBudget",
+            "MLPConfig",
+            "MemoryConfig",
+            "ScheduleConfig",
+            "SparsityConfig",
+        ),
+        "config",
+    ),
+    **dict.fromkeys(
+        ("GenerationDefaults", "Profile", "default_profile", "find_profile", "load_profile"),
+        "profiles.profile",
+    ),
+    "Parallel": "parallel.degrees",
     "Action": "plan",
     "BudgetError": "cache.memory_plan",
     "GenerationReport": "report.generation",

@@ -6,7 +6,6 @@ So neither ``--help`` nor a simple mistake waits for torch and diffusers.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.errors import results_alone
-from chipsparse.cli.files import Write, clip_sources
+from chipsparse.cli.files import Write, clip_sources, scratch_folder
 from chipsparse.cli.options import (
     REQUIRED,
     Device,
@@ -152,11 +151,11 @@ def studio(options: StudioOptions) -> None:
     The options are the page's first values. Nothing leaves the machine: no
     analytics, no share link. Ctrl-C ends it.
     """
-    with tempfile.TemporaryDirectory(prefix="chipsparse-studio-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder  # which Gradio reads as it is imported
+    with scratch_folder(prefix="chipsparse-studio-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = str(folder)  # which Gradio reads as it is imported
         from chipsparse.cli.studio.page import serve
 
-        serve(options, Path(folder))
+        serve(options, folder)
 
 
 def models(options: PrintOptions) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from chipsparse.cli import stopping
 from chipsparse.cli.errors import UserError
 from chipsparse.profiles.profile import MODEL_PROFILE_NAME
 
@@ -44,6 +49,15 @@ def _identity(path: Path) -> tuple[int, int]:
     """Return what tells an existing file or folder from all others, whatever its name."""
     found = path.stat()
     return found.st_dev, found.st_ino
+
+
+@contextmanager
+def scratch_folder(parent: Path | None = None, prefix: str = ".chipsparse-") -> Iterator[Path]:
+    """Give a new folder, which is gone behind the block, and where the process ends at once."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
+        remove = partial(shutil.rmtree, name, ignore_errors=True)
+        with stopping.done_at_least(remove):
+            yield Path(name)
 
 
 def model_files(location: str) -> list[Path]:

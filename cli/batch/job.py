@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 import torch
 import typer
 
+from chipsparse.cli import stopping
 from chipsparse.cli.batch import record
 from chipsparse.cli.batch.entries import Entry, Maker, find_entries
 from chipsparse.cli.batch.options import MANIFEST, PAGE, THUMBNAILS, BatchOptions
@@ -57,6 +58,7 @@ def run(options: BatchOptions) -> None:
                 now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
                 record.note(folder, clip.model_copy(update={"time": now}))
         finally:  # what was finished of a batch that is broken off
+            stopping.settle()
             if folder.is_dir():
                 known = record.read_manifest(folder)
                 result = record.BatchResult(

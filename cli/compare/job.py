@@ -7,12 +7,14 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import typer
 from rich.console import Console
 
+from chipsparse.cli import stopping
 from chipsparse.cli.compare.files import write_clip
 from chipsparse.cli.compare.options import CLIPS, MEASURED, PAGE, TO_SEND, CompareOptions
 from chipsparse.cli.compare.record import Comparison
@@ -54,7 +56,7 @@ def compare_configs(options: CompareOptions) -> None:
     """
     rank, code = this_rank(options), 0
     alone = "configs are compared on prompts alone"
-    with working(options, rank) as (place, display):
+    with working(options, rank) as (place, display), ExitStack() as stack:
         requests = {
             name: resolve(dataclasses.replace(options, **config), place, instead=alone)
             for name, config in options.configs.items()
@@ -89,7 +91,15 @@ def compare_configs(options: CompareOptions) -> None:
         experiment = Experiment(first.maker(display), samples, store, per_frame=True)
         experiment.plan(ways)
         names = [DENSE, *requests]
-        result, shown = None, list[Panel]()  # of the prompt that is farthest from dense
+        result: Comparison | None = None
+        shown: list[Panel] = []  # of the prompt that is farthest from dense
+
+        def tell() -> None:
+            """Print what was finished, where the process ends within a long step."""
+            if rank.writes and result is not None and len(result.rows[0].clips) >= LEAST_VALUES:
+                print_result(_with_sides(result, options), as_json=options.json)
+
+        stack.enter_context(stopping.done_at_least(tell))
         for sample in samples:
             try:
                 clips = list(experiment.run(ways, [sample]))
@@ -97,24 +107,33 @@ def compare_configs(options: CompareOptions) -> None:
                 if sample.index < LEAST_VALUES:
                     raise
                 code = exit_code(error)
+                stopping.settle()
                 break
             result = _result(first, experiment, ways, remarks)
             if result.seed == sample.seed:
                 made = {clip.way.name: clip.generation for clip in clips}
                 shown = [(clip.frames, name) for name in names if (clip := made.get(name))]
+        stack.close()  # from here on the result is printed in any case
         if not rank.writes or result is None:
             return None
-        clips_of = {row.name: row.clips for row in result.rows}
-        sides = [clips_of.get(name, clips_of[DENSE]) for name in options.configs]
-        update: dict[str, Any] = {"sides": [*options.configs], "difference": differences(*sides)}
+        result = _with_sides(result, options)
     try:
         if options.output is not None:
             dense, *others = shown
-            update["clip"] = write_clip(options.output, dense, others, options, fps=options.rate)
+            written = write_clip(options.output, dense, others, options, fps=options.rate)
+            result = result.model_copy(update={"clip": written})
     finally:  # the numbers took longer than the clip
-        print_result(result.model_copy(update=update), as_json=options.json)
+        print_result(result, as_json=options.json)
     if code:
         raise typer.Exit(code)
+
+
+def _with_sides(result: Comparison, options: CompareOptions) -> Comparison:
+    """Return the result of two configs with their difference from each other."""
+    clips_of = {row.name: row.clips for row in result.rows}
+    sides = [clips_of.get(name, clips_of[DENSE]) for name in options.configs]
+    update: dict[str, Any] = {"sides": [*options.configs], "difference": differences(*sides)}
+    return result.model_copy(update=update)
 
 
 def _check_settings(a: Request, b: Request) -> None:

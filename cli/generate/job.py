@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import typer
 
+from chipsparse.cli import stopping
 from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_errors
 from chipsparse.cli.files import beside, check_inputs_stay
 from chipsparse.cli.generate import record
@@ -46,7 +47,17 @@ def run(options: GenerateOptions) -> None:
     """
     rank = this_rank(options)
     results: list[record.GenerationResult] = []
-    with reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)):
+
+    def tell() -> None:
+        if results and rank.writes:
+            many = record.SeriesResult(asked=len(options.items), clips=results)
+            result = many if options.many else results[0]
+            print_result(result, as_json=options.json, verbose=options.verbose)
+
+    with (
+        reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)),
+        stopping.done_at_least(tell),
+    ):
         try:
             with working(options, rank) as (place, display):
                 request = resolve(options, place)
@@ -68,10 +79,7 @@ def run(options: GenerateOptions) -> None:
                     for item in options.items:
                         results.append(_result(kept, item))
         finally:  # what was made of a series that is broken off
-            if results and rank.writes:
-                many = record.SeriesResult(asked=len(options.items), clips=results)
-                result = many if options.many else results[0]
-                print_result(result, as_json=options.json, verbose=options.verbose)
+            tell()
         if any(result.error is not None for result in results):
             raise typer.Exit(EXIT_FAILED)
 

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from PIL.PngImagePlugin import PngInfo
 
 import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.files import beside, numbered
+from chipsparse.cli.files import beside, numbered, scratch_folder
 from chipsparse.cli.options import Item
 from chipsparse.common.text_files import readable
 
@@ -97,9 +96,9 @@ def check_writable(option: str, path: Path, longest: Path | None = None) -> None
         raise UserError(f"{folder} does not exist; create it first")
     with (
         user_errors(OSError, what=f"{option} {path} cannot be written"),
-        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch,
+        scratch_folder(path.parent) as scratch,
     ):
-        (Path(scratch) / (longest or path).name).write_bytes(b"0")
+        (scratch / (longest or path).name).write_bytes(b"0")
 
 
 def ffmpeg(verb: str, suffix: str) -> str:
@@ -125,9 +124,9 @@ def written_whole(option: str, path: Path) -> Iterator[Path]:
     """
     with (
         user_errors(OSError, what=f"{option} {path} could not be written"),
-        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch,
+        scratch_folder(path.parent) as scratch,
     ):
-        file = Path(scratch) / path.name
+        file = scratch / path.name
         yield file
         os.replace(file, path)
 
@@ -157,10 +156,11 @@ def write_media(
         text, content = parameters(metadata), json.dumps(dict(metadata), ensure_ascii=False)
     with (
         user_errors(OSError, what=f"{', '.join(map(str, clips))} could not be written"),
-        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=folder) as scratch,
+        scratch_folder(folder) as scratch,
     ):
         for path, frames in clips.items():
-            finished, kind = Path(scratch) / path.name, path.suffix.lower()
+            finished = scratch / path.name
+            kind = path.suffix.lower()
             if kind == ".png":
                 _write_pngs(finished, frames, text, content)
             elif kind == ".gif":
@@ -168,7 +168,7 @@ def write_media(
             else:
                 _write_video(finished, frames, fps, crf, text, content)
         for file in itertools.chain(*files.values()):
-            os.replace(Path(scratch) / file.name, file)
+            os.replace(scratch / file.name, file)
     return files
 
 

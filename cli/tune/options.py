@@ -25,10 +25,7 @@ class TuneOptions(GenerationOptions):
     """The options that the user typed; None where one was left out."""
 
     output: Path = output_option(
-        "-o",
-        help="Profile to write, for [bold]generate --config[/bold].",
-        default=REQUIRED,
-        shown=False,
+        "-o", help="Profile to write, for generate --config.", default=REQUIRED, shown=False
     )
     min_psnr: Above0 | None = target_option(
         help="PSNR against dense, in dB, of every held-out prompt, as fast as possible."
