@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.files import Write, check_inputs_stay
+from chipsparse.cli.files import Write, check_inputs_stay, numbered
 from chipsparse.cli.media import write as media
 from tests.cli.conftest import PROFILE, command
 from tests.tiny_models import PROMPT
@@ -138,6 +138,23 @@ def test_files_are_told_by_what_they_are(tmp_path):
                 check_inputs_stay([Write("-o", tmp_path / name)], [tmp_path / "no", *reads])
         new = [Write("-o", tmp_path / name) for name in ("a/b/new.txt", "other.txt", "no")]
         check_inputs_stay(new, reads)
+
+
+def test_a_small_picture_does_not_replace_the_prompts(everything, batch, flux_folder):
+    batch("-o", "b", file="p.txt", model=flux_folder).fine()
+    small = sorted(Path("b/thumbnails").glob("*.jpg"))[0]
+    (Path("b") / small.name).with_suffix(".png").unlink()
+    small.write_text(Path("p.txt").read_text())
+    with kept(everything / "b"):
+        said = batch("-o", "b", file=str(small), model=flux_folder).sentence()
+    assert said == f"--output {small} would replace {small}, which is read"
+
+
+@pytest.mark.parametrize(
+    ("count", "name"), [(1, "a-000.png"), (1000, "a-000.png"), (1001, "a-0000.png")]
+)
+def test_numbers_have_as_many_digits_as_the_last_one(count, name):
+    assert numbered(Path("a.png"), 0, count) == Path(name)
 
 
 @pytest.mark.parametrize("target", ["real.png", "nowhere.png"])

@@ -110,7 +110,7 @@ PLAYLISTS = {
 def test_a_playlist_by_the_name_of_a_video_is_not_followed(workdir, name):
     written("secret.mp4", noise())
     Path(name).write_text(PLAYLISTS[name])
-    with pytest.raises(UserError, match=f"{name} could not be read: "):
+    with pytest.raises(UserError, match=f"{name} could not be read: Could not load meta"):
         read_clip(Path(name))
 
 

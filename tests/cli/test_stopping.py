@@ -125,12 +125,15 @@ def test_ctrl_c_in_later_imports(workdir, module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "before",
-    [IN_TORCH, IN_DESTRUCTOR, SWALLOWED, MADE_ANOTHER, WRITING],
-    ids=["torch", "destructor", "swallowed", "another error", "writing"],
-)
-@pytest.mark.parametrize(
-    ("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")]
+    ("before", "number", "word"),
+    [
+        pytest.param(IN_TORCH, signal.SIGINT, "interrupted", id="torch"),
+        pytest.param(IN_TORCH, signal.SIGTERM, "ended by SIGTERM", id="torch, SIGTERM"),
+        pytest.param(IN_DESTRUCTOR, signal.SIGINT, "interrupted", id="destructor"),
+        pytest.param(SWALLOWED, signal.SIGINT, "interrupted", id="swallowed"),
+        pytest.param(MADE_ANOTHER, signal.SIGINT, "interrupted", id="another error"),
+        pytest.param(WRITING, signal.SIGINT, "interrupted", id="writing"),
+    ],
 )
 def test_signals_that_the_main_thread_does_not_hear(workdir, before, number, word):
     Path("o.png").write_text("older")
@@ -150,10 +153,10 @@ def test_a_second_ctrl_c_ends_at_once(workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
-@pytest.mark.parametrize("verb", ["generate", "explain", "models"])
+@pytest.mark.parametrize("delay", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("verb", ["generate", "explain"])
 def test_ctrl_c_at_any_moment(workdir, verb, delay):
-    words = {"generate": GENERATE, "explain": ["explain", *SIZE], "models": ["models"]}[verb]
+    words = {"generate": GENERATE, "explain": ["explain", *SIZE]}[verb]
     process = subprocess.Popen(
         [sys.executable, "-m", "chipsparse", *words],
         stdout=subprocess.DEVNULL,
