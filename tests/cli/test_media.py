@@ -60,6 +60,14 @@ def test_videos_have_even_sides_and_a_larger_crf_makes_them_smaller(workdir):
         assert sizes[0] > sizes[1] > sizes[2]
 
 
+def test_an_odd_side_is_lengthened_at_its_end(workdir):
+    frames = np.zeros((2, 31, 95, 3), np.uint8)
+    frames[:, 16:, 48:] = 255
+    read = read_clip(written("a.mp4", frames)).frames
+    expected = np.pad(frames, ((0, 0), (0, 1), (0, 1), (0, 0)), mode="edge")
+    assert np.abs(read.astype(int) - expected).max() <= 8
+
+
 def test_frames_in_png_files(workdir):
     many = np.zeros((1001, 2, 2, 3), dtype=np.uint8)
     files = media.write_media({Path("many.png"): many}, fps=1)[Path("many.png")]
