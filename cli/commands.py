@@ -14,7 +14,6 @@ from typing import Any
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.errors import results_alone
-from chipsparse.cli.files import Write, clip_sources, scratch_folder
 from chipsparse.cli.options import (
     REQUIRED,
     Device,
@@ -29,6 +28,7 @@ from chipsparse.cli.options import (
 )
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.tune.options import TuneOptions
+from chipsparse.common.files import Write, clip_sources, scratch_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,13 @@ from typing import Any
 
 import typer
 
-from chipsparse.cli import stopping
-from chipsparse.cli.stopping import STOP_SIGNALS as STOP_SIGNALS
-from chipsparse.cli.stopping import exit_code as exit_code
+from chipsparse.common import stopping
 from chipsparse.common.errors import UserError as UserError
 from chipsparse.common.errors import first_line as first_line
 from chipsparse.common.errors import reason as reason
 from chipsparse.common.errors import user_errors as user_errors
+from chipsparse.common.stopping import STOP_SIGNALS as STOP_SIGNALS
+from chipsparse.common.stopping import exit_code as exit_code
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from chipsparse.cli import stopping
+from chipsparse.common import stopping
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all else here
 if TYPE_CHECKING:

@@ -32,20 +32,14 @@ from annotated_types import Interval
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from chipsparse.cli.errors import UserError, reported_errors, user_errors
-from chipsparse.cli.files import (
-    Write,
-    beside,
-    check_inputs_stay,
-    clip_writes,
-    model_files,
-    numbered,
-)
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
+from chipsparse.common.files import Write, beside, check_inputs_stay, clip_writes, numbered
 from chipsparse.experiments.samples import Sample
 from chipsparse.profiles.profile import (
     ASSETS,
+    MODEL_PROFILE_NAME,
     MOST_STEPS,
     PROFILES,
     QUALITIES_FILE,
@@ -173,6 +167,13 @@ def check_readable(name: str, path: Path) -> None:
 def is_here(location: str) -> bool:
     """Return whether a model's folder is on this machine."""
     return Path(location).expanduser().exists()
+
+
+def model_files(location: str) -> list[Path]:
+    """Return the files and folders that are read of a model; none for one on the hub."""
+    folder = Path(location).expanduser()
+    components = {config.parent for config in folder.glob("*/*config.json")}
+    return [*folder.glob("*model_index.json"), folder / MODEL_PROFILE_NAME, *components]
 
 
 # The options of commands.

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, RenderableColumn, SpinnerColumn, TextColumn
 
-from chipsparse.cli import stopping
+from chipsparse.common import stopping
 from chipsparse.experiments import progress as experiments
 from chipsparse.experiments.progress import StepDone
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from chipsparse.cli import stopping
 from chipsparse.cli.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, user_errors
-from chipsparse.cli.files import scratch_folder
 from chipsparse.cli.options import SHOWING, GenerationOptions, command_words, option_name
+from chipsparse.common import stopping
+from chipsparse.common.files import scratch_folder
 from chipsparse.experiments.progress import Ranks
 from chipsparse.parallel.degrees import Parallel
 

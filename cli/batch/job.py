@@ -8,13 +8,11 @@ from contextlib import ExitStack, closing
 import torch
 import typer
 
-from chipsparse.cli import stopping
 from chipsparse.cli.batch import record
 from chipsparse.cli.batch.entries import Entry, Maker, find_entries
 from chipsparse.cli.batch.options import MANIFEST, PAGE, THUMBNAILS, BatchOptions
 from chipsparse.cli.batch.record import BatchClip, State
 from chipsparse.cli.errors import EXIT_FAILED
-from chipsparse.cli.files import Write, check_inputs_stay
 from chipsparse.cli.generate.record import ROW_PROMPT
 from chipsparse.cli.media.write import write_text
 from chipsparse.cli.model.description import choose_device
@@ -23,6 +21,8 @@ from chipsparse.cli.request import place_on, quiet_display
 from chipsparse.cli.views.page import page
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import shortened
+from chipsparse.common import stopping
+from chipsparse.common.files import Write, check_inputs_stay
 
 
 def run(options: BatchOptions) -> None:

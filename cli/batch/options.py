@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 from chipsparse.cli.batch.prompt_file import Line, read_lines
 from chipsparse.cli.errors import UserError, check_installed
-from chipsparse.cli.files import Write
 from chipsparse.cli.options import (
     REQUIRED,
     GenerateOptions,
@@ -21,6 +20,7 @@ from chipsparse.cli.options import (
     output_option,
     read_options,
 )
+from chipsparse.common.files import Write
 
 MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"  # names in the folder
 worker_option = partial(option, panel="Workers")

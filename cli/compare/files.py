@@ -8,12 +8,12 @@ from pathlib import Path
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.compare.record import FilesComparison, ShownClip
 from chipsparse.cli.errors import UserError, results_alone
-from chipsparse.cli.files import check_inputs_stay
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel, difference_rows, stack_panels
 from chipsparse.cli.media.read import Clip, output_fps, read_clip, size_text
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.views.terminal import print_result
+from chipsparse.common.files import check_inputs_stay
 from chipsparse.experiments.lpips import find_lpips
 from chipsparse.experiments.quality import compare_clips
 

@@ -14,13 +14,11 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from chipsparse.cli import stopping
 from chipsparse.cli.compare.files import write_clip
 from chipsparse.cli.compare.options import CLIPS, MEASURED, PAGE, TO_SEND, CompareOptions
 from chipsparse.cli.compare.record import Comparison
 from chipsparse.cli.compare.ways import OURS, Row, differences
 from chipsparse.cli.errors import UserError, check_installed, described, exit_code, user_errors
-from chipsparse.cli.files import check_inputs_stay
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
 from chipsparse.cli.prompts import read_prompts, shapes
@@ -32,6 +30,8 @@ from chipsparse.cli.views.page import page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import counted
+from chipsparse.common import stopping
+from chipsparse.common.files import check_inputs_stay
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
 from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_rivals
 from chipsparse.experiments.samples import DENSE, Sample

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.files import Write, clip_sources, clip_writes, model_files
 from chipsparse.cli.options import (
     DEFAULT_FPS,
     Fps,
@@ -19,12 +18,14 @@ from chipsparse.cli.options import (
     argument,
     command_words,
     generation_option,
+    model_files,
     option,
     output_option,
     seed_option,
 )
 from chipsparse.cli.views.names import name_of
 from chipsparse.common.bounded import Seed
+from chipsparse.common.files import Write, clip_sources, clip_writes
 from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.profile import ASSETS, QUALITIES, profile_classes
 

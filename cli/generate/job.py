@@ -17,9 +17,7 @@ import numpy as np
 import torch
 import typer
 
-from chipsparse.cli import stopping
 from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_errors
-from chipsparse.cli.files import beside, check_inputs_stay
 from chipsparse.cli.generate import record
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import stack_panels
@@ -29,6 +27,8 @@ from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import counted, seconds_text
+from chipsparse.common import stopping
+from chipsparse.common.files import beside, check_inputs_stay
 from chipsparse.config import ConfigError
 from chipsparse.experiments.clips import ClipMaker, Generation, patched, peak_process_bytes
 from chipsparse.experiments.quality import compare_clips

@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image, ImageOps, ImageSequence
 
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.files import numbered_files
 from chipsparse.cli.media.write import CODECS, FRAME_COUNT, SUFFIXES, ffmpeg, plain_file, run_ffmpeg
 from chipsparse.cli.options import DEFAULT_FPS, check_readable
+from chipsparse.common.files import numbered_files
 
 # What ffmpeg opens, whatever a file is called: playlists and scripts name other files.
 CONTAINERS = ("-format_whitelist", "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,mpegts")

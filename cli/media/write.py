@@ -21,8 +21,8 @@ from PIL.PngImagePlugin import PngInfo
 
 import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.files import beside, numbered, scratch_folder
 from chipsparse.cli.options import Item
+from chipsparse.common.files import beside, numbered, scratch_folder
 from chipsparse.common.text_files import readable
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Annotated
 from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.files import Write
 from chipsparse.cli.options import REQUIRED, GenerationOptions, Positive, option, output_option
+from chipsparse.common.files import Write
 
 measuring_option = partial(option, panel="Measuring")
 Above0 = Annotated[float, Interval(gt=0)]

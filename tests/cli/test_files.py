@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.files import Write, check_inputs_stay, numbered
 from chipsparse.cli.media import write as media
+from chipsparse.common.files import Write, check_inputs_stay, numbered
 from tests.cli.conftest import PROFILE, command
 from tests.tiny_models import PROMPT
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chipsparse.cli import stopping
+from chipsparse.common import stopping
 from chipsparse.profiles.profile import ASSETS
 
 SIZE = ["--model", str(ASSETS / "tiny-flux"), "--height", "64", "--width", "64", "--device", "cpu"]

@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from chipsparse.cli import stopping
-from chipsparse.cli.errors import UserError
-from chipsparse.profiles.profile import MODEL_PROFILE_NAME
+from chipsparse.common import stopping
+from chipsparse.common.errors import UserError
 
 
 class Write(NamedTuple):
@@ -58,13 +57,6 @@ def scratch_folder(parent: Path | None = None, prefix: str = ".chipsparse-") -> 
         remove = partial(shutil.rmtree, name, ignore_errors=True)
         with stopping.done_at_least(remove):
             yield Path(name)
-
-
-def model_files(location: str) -> list[Path]:
-    """Return the files and folders that are read of a model; none for one on the hub."""
-    folder = Path(location).expanduser()
-    components = {config.parent for config in folder.glob("*/*config.json")}
-    return [*folder.glob("*model_index.json"), folder / MODEL_PROFILE_NAME, *components]
 
 
 def clip_sources(path: Path) -> list[Path]:
