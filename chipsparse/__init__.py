@@ -7,35 +7,37 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from chipsparse.common.version import __version__ as __version__
-from chipsparse.config import (
-    AttentionConfig,
-    ConfigError,
-    DenseWarning,
-    FallbackError,
-    LayerBudget,
-    MemoryConfig,
-    MLPConfig,
-    QualityWarning,
-    ScheduleConfig,
-    SparsityConfig,
-)
-from chipsparse.parallel.degrees import Parallel
-from chipsparse.profiles.profile import (
-    GenerationDefaults,
-    Profile,
-    default_profile,
-    find_profile,
-    load_profile,
-)
 
+TYPE_CHECKING = False  # `typing` takes longer to import than all else here
 if TYPE_CHECKING:
+    from typing import Any
+
     from chipsparse.api import Handle, disable, enable
     from chipsparse.cache.memory_plan import BudgetError
+    from chipsparse.config import (
+        AttentionConfig,
+        ConfigError,
+        DenseWarning,
+        FallbackError,
+        LayerBudget,
+        MemoryConfig,
+        MLPConfig,
+        QualityWarning,
+        ScheduleConfig,
+        SparsityConfig,
+    )
+    from chipsparse.parallel.degrees import Parallel
     from chipsparse.parallel.peers import PeerError
     from chipsparse.plan import Action
+    from chipsparse.profiles.profile import (
+        GenerationDefaults,
+        Profile,
+        default_profile,
+        find_profile,
+        load_profile,
+    )
     from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
     from chipsparse.report.kept_columns import KeptColumns
 
@@ -68,8 +70,25 @@ __all__ = [
     "load_profile",
 ]
 
-# Names whose modules import PyTorch or diffusers, which takes seconds: imported at first use.
+# The module of each name, imported at its first use: PyTorch and diffusers take seconds, and until
+# the command minds Ctrl-C nothing else is to take long.
 _LATER = {
+    "AttentionConfig": "config",
+    "ConfigError": "config",
+    "DenseWarning": "config",
+    "FallbackError": "config",
+    "LayerBudget": "config",
+    "MLPConfig": "config",
+    "MemoryConfig": "config",
+    "QualityWarning": "config",
+    "ScheduleConfig": "config",
+    "SparsityConfig": "config",
+    "GenerationDefaults": "profiles.profile",
+    "Profile": "profiles.profile",
+    "default_profile": "profiles.profile",
+    "find_profile": "profiles.profile",
+    "load_profile": "profiles.profile",
+    "Parallel": "parallel.degrees",
     "Action": "plan",
     "BudgetError": "cache.memory_plan",
     "GenerationReport": "report.generation",

@@ -6,7 +6,6 @@ So neither ``--help`` nor a simple mistake waits for torch and diffusers.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from chipsparse.cli.options import (
 )
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.tune.options import TuneOptions
+from chipsparse.common.files import Write, clip_sources, scratch_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,13 @@ class ReportOptions(PrintOptions):
         shown="those that the files name",
     )
     json: bool = False
+
+    def reads(self) -> list[Path]:
+        media = [file for path in self.media or () for file in clip_sources(path)]
+        return [*self.sources, *media]
+
+    def writes(self) -> list[Write]:
+        return [Write("--output", self.output)]
 
 
 def generate(options: GenerateOptions) -> None:
@@ -144,11 +151,11 @@ def studio(options: StudioOptions) -> None:
     The options are the page's first values. Nothing leaves the machine: no
     analytics, no share link. Ctrl-C ends it.
     """
-    with tempfile.TemporaryDirectory(prefix="chipsparse-studio-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder  # which Gradio reads as it is imported
+    with scratch_folder(prefix="chipsparse-studio-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = str(folder)  # which Gradio reads as it is imported
         from chipsparse.cli.studio.page import serve
 
-        serve(options, Path(folder))
+        serve(options, folder)
 
 
 def models(options: PrintOptions) -> None:

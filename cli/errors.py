@@ -13,26 +13,19 @@ from typing import Any
 
 import typer
 
+from chipsparse.common import stopping
 from chipsparse.common.errors import UserError as UserError
 from chipsparse.common.errors import first_line as first_line
 from chipsparse.common.errors import reason as reason
 from chipsparse.common.errors import user_errors as user_errors
+from chipsparse.common.stopping import STOP_SIGNALS as STOP_SIGNALS
+from chipsparse.common.stopping import exit_code as exit_code
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # in PyTorch's message
-# What asks a program to stop besides Ctrl-C: `kill`, a closed terminal. Windows has no SIGHUP.
-STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 # What Typer refuses itself: options that do not exist or are missing, no numbers.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal that asks to stop; it cleans up on its way, as Ctrl-C does."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.signal = number
 
 
 @contextmanager
@@ -46,7 +39,7 @@ def reported_errors(
     A reader of the output that went away, such as ``head``, ends it with 1 and no word.
     """
     try:
-        with _stop_signals():
+        with _stop_signals(), stopping.kept_is(kept):
             yield
             if sys.stdout is not None:  # as where a shell closed it
                 sys.stdout.flush()
@@ -56,16 +49,18 @@ def reported_errors(
         with suppress(OSError, ValueError):  # else Python complains of what is left, as it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_FAILED) from error
-    except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt):
-            verb = f"ended by {error}" if isinstance(error, Stopped) else "interrupted"
-            line, code = f"{verb}, {kept()}", exit_code(error)
-        else:
-            line, code = f"error: {described(error)}", EXIT_FAILED
-            if isinstance(error, UserError):
-                code = EXIT_USER_ERROR
-            elif not debug and not _is_out_of_memory(error):
-                line += " (--debug shows the traceback)"
+    except KeyboardInterrupt as error:
+        _report_stop(error, debug=debug, kept=kept)
+        raise typer.Exit(exit_code(error)) from error
+    except Exception as error:
+        stopped = stopping.asked_to_stop()
+        if stopped is not None:  # a library made another error of it
+            _report_stop(stopped, debug=debug, kept=kept)
+            raise typer.Exit(exit_code(stopped)) from error
+        line = f"error: {described(error)}"
+        code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILED
+        if code == EXIT_FAILED and not debug and not _is_out_of_memory(error):
+            line += " (--debug shows the traceback)"
         with suppress(OSError):  # the terminal may be gone
             if debug:
                 traceback.print_exception(error)
@@ -73,18 +68,22 @@ def reported_errors(
         raise typer.Exit(code) from error
 
 
+def _report_stop(stopped: KeyboardInterrupt, *, debug: bool, kept: Callable[[], str]) -> None:
+    stopping.settle()
+    with suppress(OSError):  # the terminal may be gone
+        if debug:
+            traceback.print_exception(stopped)
+        stopping.say_stopped(stopped, kept())
+
+
 @contextmanager
 def _stop_signals() -> Iterator[None]:
     """Raise `Stopped` for SIGTERM and SIGHUP; signals that were ignored stay ignored."""
-
-    def stop(number: int, _: object) -> None:
-        raise Stopped(number)
-
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     before = {n: handler for n, handler in before.items() if handler not in (signal.SIG_IGN, None)}
     try:
         for number in before:
-            signal.signal(number, stop)
+            signal.signal(number, stopping.stop)
         yield
     finally:
         for number, handler in before.items():
@@ -106,7 +105,10 @@ def usage_errors() -> Iterator[None]:
             where = "chipsparse" if error.ctx is None else error.ctx.command_path
             say(f"error: {wrong[:1].lower()}{wrong[1:]}; {where} --help tells more")
         sys.exit(EXIT_USER_ERROR)
-    except typer.Abort:
+    except typer.Abort:  # which Typer makes of Ctrl-C
+        stopped = stopping.asked_to_stop()
+        if stopped is not None:
+            raise stopped from None
         sys.exit(EXIT_FAILED)
 
 
@@ -135,11 +137,6 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error)
-
-
-def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """Return the code that shells expect of a stopped program: 130 for Ctrl-C, 143, 129."""
-    return 128 + getattr(interrupt, "signal", signal.SIGINT)
 
 
 def results_alone() -> AbstractContextManager[object]:

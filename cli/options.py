@@ -35,8 +35,18 @@ from chipsparse.cli.errors import UserError, reported_errors, user_errors
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
+from chipsparse.common.files import Write, beside, check_inputs_stay, clip_writes, numbered
 from chipsparse.experiments.samples import Sample
-from chipsparse.profiles.profile import MOST_STEPS, check_quality, load_profile
+from chipsparse.profiles.profile import (
+    ASSETS,
+    MODEL_PROFILE_NAME,
+    MOST_STEPS,
+    PROFILES,
+    QUALITIES_FILE,
+    bundled_model,
+    check_quality,
+    load_profile,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,6 +56,7 @@ if TYPE_CHECKING:
 REQUIRED: Any = dataclasses.MISSING
 DEFAULT_FPS = 16
 FROM_PROFILE = "from the profile"
+BESIDE = ("dense", "compare")  # words in the names of the files that ``--compare`` adds
 # What shows or hides something and changes no result.
 SHOWING = frozenset({"json", "debug", "verbose"})
 
@@ -158,6 +169,13 @@ def is_here(location: str) -> bool:
     return Path(location).expanduser().exists()
 
 
+def model_files(location: str) -> list[Path]:
+    """Return the files and folders that are read of a model; none for one on the hub."""
+    folder = Path(location).expanduser()
+    components = {config.parent for config in folder.glob("*/*config.json")}
+    return [*folder.glob("*model_index.json"), folder / MODEL_PROFILE_NAME, *components]
+
+
 # The options of commands.
 
 AnyOptions = TypeVar("AnyOptions", bound="PrintOptions")
@@ -189,6 +207,14 @@ class PrintOptions:
         for name in self.given():
             if name in names:
                 raise UserError(f"{name} {why}")
+
+    def reads(self) -> list[Path]:
+        """Return all files and folders that are read, as far as the options tell."""
+        return []
+
+    def writes(self) -> list[Write]:
+        """Return all files that may be written."""
+        return []
 
     def kept(self) -> str:
         """Return what an interruption leaves, in words."""
@@ -264,6 +290,12 @@ class GenerationOptions(PrintOptions):
     dense: bool = False
     strict: bool = False
 
+    def reads(self) -> list[Path]:
+        bundled = [PROFILES, QUALITIES_FILE, ASSETS / "prompts"]
+        named = [file for file in (self.config, self.image) if file is not None]
+        loras = [lora.file for lora in self.loras]
+        return [*model_files(self.model or str(bundled_model())), *bundled, *named, *loras]
+
     def memory_budgets(self) -> dict[str, int]:
         """Return what ``--vram`` and ``--ram`` change in a `SparsityConfig`."""
         budgets = {"memory.vram": self.vram, "memory.ram": self.ram}
@@ -294,12 +326,6 @@ class Item(Sample):
     @property
     def name(self) -> str:
         return str(self.output)
-
-
-def numbered(path: Path, number: int, count: int) -> Path:
-    """Return ``out-000.mp4`` for ``out.mp4`` and the first file of so many."""
-    digits = max(3, len(str(count - 1)))  # so that names sort
-    return path.with_name(f"{path.stem}-{number:0{digits}}{path.suffix}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,7 +433,7 @@ class GenerateOptions(GenerationOptions):
 
     def check(self) -> None:
         # Imported here so that --help does not wait for numpy and PIL.
-        from chipsparse.cli.media.write import check_file, check_inputs_stay, check_output
+        from chipsparse.cli.media.write import check_file, check_output
 
         if self.dense and self.compare:
             raise UserError(
@@ -420,16 +446,29 @@ class GenerateOptions(GenerationOptions):
             raise UserError("several GPUs share the sparse run, which --dense leaves out")
         if self.image is None:
             self.refuse("--strength", why="is about the image of --image, and there is none")
-        also = ("dense", "compare") if self.compare else ()
+        also = BESIDE if self.compare else ()
         fps = None if self.fps == DEFAULT_FPS else self.fps
-        inputs = [self.config, self.prompts, self.image, *(lora.file for lora in self.loras)]
         for item in self.items:
             check_output(item.output, fps=fps, crf=self.crf, also=also)
-            check_inputs_stay("--output", item.output, inputs)
             if item.report is not None:
                 check_file("--report", item.report, ".json")
-                check_inputs_stay("--report", item.report, inputs)
         _ = self.input_image  # which raises where it cannot be read
+
+    def reads(self) -> list[Path]:
+        return [*super().reads(), *([] if self.prompts is None else [self.prompts])]
+
+    def writes(self, *, single: bool = True) -> list[Write]:
+        """Return all files that may be written; ``single``: each clip is one image, or no PNG."""
+        writes: list[Write] = []
+        for item in self.items:
+            clips = [item.output]
+            if self.compare:
+                clips += [beside(item.output, word) for word in BESIDE]
+            for clip in clips:
+                writes += clip_writes("--output", clip, single=single)
+            if item.report is not None:
+                writes.append(Write("--report", item.report))
+        return writes
 
 
 # From the declarations to typer, and from what was typed to the options.
@@ -444,6 +483,7 @@ def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
         debug = bool(typed.get("debug"))
         with reported_errors(debug=debug):
             options = read_options(kind, typed)
+            check_inputs_stay(options.writes(), options.reads())
         with reported_errors(debug=debug, kept=options.kept):
             run(options)
 

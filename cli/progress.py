@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, RenderableColumn, SpinnerColumn, TextColumn
 
+from chipsparse.common import stopping
 from chipsparse.experiments import progress as experiments
 from chipsparse.experiments.progress import StepDone
 
@@ -59,6 +60,7 @@ class ProgressDisplay(experiments.Progress):
             get_time=clock,
         )
         self._live = self._console.is_terminal
+        self._open_bar = ExitStack()
         self._whole = self._bar.add_task("", total=None, visible=False, note="")
         self._planned: dict[str, float] = {}
         self._open = 0.0  # the rest of the work that is going on
@@ -67,9 +69,12 @@ class ProgressDisplay(experiments.Progress):
     def __enter__(self) -> ProgressDisplay:
         if self._live:
             self._bar.start()
+            # The terminal has no cursor until the bar stops.
+            self._open_bar.enter_context(stopping.done_at_least(self._bar.stop))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._open_bar.close()
         if self._live:
             self._bar.stop()
 

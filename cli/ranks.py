@@ -9,17 +9,17 @@ import dataclasses
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, user_errors
 from chipsparse.cli.options import SHOWING, GenerationOptions, command_words, option_name
+from chipsparse.common import stopping
+from chipsparse.common.files import scratch_folder
 from chipsparse.experiments.progress import Ranks
 from chipsparse.parallel.degrees import Parallel
 
@@ -168,7 +168,8 @@ def start_others(command: str, options: GenerationOptions, gpus: int) -> None:
     for name in ("elastic", "elastic.agent.server.api", "run"):
         logging.getLogger(f"torch.distributed.{name}").setLevel(logging.CRITICAL)
     others = ",".join(f"{rank}:3" for rank in range(1, gpus))  # both of their streams
-    with tempfile.TemporaryDirectory(prefix="chipsparse-ranks-") as folder:
+    # The others come to their ends first, and torchrun waits for them.
+    with scratch_folder(prefix="chipsparse-ranks-") as folder, stopping.patiently():
         launch = ["--standalone", f"--nproc-per-node={gpus}", "--monitor-interval=0.2"]
         launch += [f"--log-dir={folder}", f"--redirects={others}", "-m", "chipsparse", *words]
         try:
@@ -178,7 +179,7 @@ def start_others(command: str, options: GenerationOptions, gpus: int) -> None:
         except errors.ChildFailedError as error:
             rank, failure = error.get_first_failure()
             if rank != 0:
-                logs = [*Path(folder).rglob(f"{rank}/stderr.log")]
+                logs = [*folder.rglob(f"{rank}/stderr.log")]
                 lines = "".join(log.read_text("utf-8", "replace") for log in logs).splitlines()
                 said = [line for line in lines if line.startswith(ERROR)]
                 why = said[-1].removeprefix(ERROR) if said else "it ended without a word"

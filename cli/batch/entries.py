@@ -11,9 +11,9 @@ from typing import Any
 
 from PIL import Image
 
-from chipsparse.cli.batch.options import BatchOptions
-from chipsparse.cli.batch.prompt_file import check_lines, read_lines
-from chipsparse.cli.batch.record import THUMBNAILS, BatchClip, State
+from chipsparse.cli.batch.options import THUMBNAILS, BatchOptions
+from chipsparse.cli.batch.prompt_file import check_lines
+from chipsparse.cli.batch.record import BatchClip, State
 from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import KeptPipeline, make, prompt_warnings, record_of
 from chipsparse.cli.media.write import written_whole
@@ -73,9 +73,11 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
     }
     known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
     entries: dict[str, Entry] = {}
-    lines, problems = read_lines(options.prompts, lambda text: display.warn([text]))
-    count = len(lines) + len(problems)
-    for line in lines:
+    content = options.file_content
+    display.warn(content.warnings)
+    problems = dict(content.problems)
+    count = len(content.lines) + len(problems)
+    for line in content.lines:
         own: dict[str, Any] = dict(line.settings.items())
         try:
             seed = read_value(BatchOptions, "seed", own.pop("seed", options.seed))

@@ -10,7 +10,7 @@ import typer
 
 from chipsparse.cli.batch import record
 from chipsparse.cli.batch.entries import Entry, Maker, find_entries
-from chipsparse.cli.batch.options import BatchOptions
+from chipsparse.cli.batch.options import MANIFEST, PAGE, THUMBNAILS, BatchOptions
 from chipsparse.cli.batch.record import BatchClip, State
 from chipsparse.cli.errors import EXIT_FAILED
 from chipsparse.cli.generate.record import ROW_PROMPT
@@ -21,6 +21,8 @@ from chipsparse.cli.request import place_on, quiet_display
 from chipsparse.cli.views.page import page
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import shortened
+from chipsparse.common import stopping
+from chipsparse.common.files import Write, check_inputs_stay
 
 
 def run(options: BatchOptions) -> None:
@@ -38,6 +40,8 @@ def run(options: BatchOptions) -> None:
         place = place_on(device, options, display, here=here)
         entries = find_entries(options, place, display)
         todo = [entry for entry in entries if not (folder / entry.name).is_file()]
+        small = [Write("--output", entry.thumbnail(folder)) for entry in todo]
+        check_inputs_stay(small, options.reads())
         if actors is not None:
             clips = actors.make(todo, display)
         else:
@@ -54,18 +58,19 @@ def run(options: BatchOptions) -> None:
                 now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
                 record.note(folder, clip.model_copy(update={"time": now}))
         finally:  # what was finished of a batch that is broken off
+            stopping.settle()
             if folder.is_dir():
                 known = record.read_manifest(folder)
                 result = record.BatchResult(
                     folder=str(folder),
-                    manifest=str(folder / record.MANIFEST),
-                    page=str(folder / record.PAGE),
+                    manifest=str(folder / MANIFEST),
+                    page=str(folder / PAGE),
                     model=place.model.location,
                     seconds=time.monotonic() - start,
                     clips=[_clip(entry, known.get(entry.name), states) for entry in entries],
                 )
                 text = page([(options.prompts, result)], images="'self' file:")
-                write_text("--output", folder / record.PAGE, text)
+                write_text("--output", folder / PAGE, text)
     print_result(result, as_json=options.json)
     if result.counts["failed"]:
         raise typer.Exit(EXIT_FAILED)
@@ -88,5 +93,5 @@ def _clip(entry: Entry, known: BatchClip | None, states: dict[str, State]) -> Ba
         if there:
             record.note(entry.folder, known)
     small = entry.thumbnail(entry.folder)
-    shown = f"{record.THUMBNAILS}/{small.name}" if there and small.is_file() else None
+    shown = f"{THUMBNAILS}/{small.name}" if there and small.is_file() else None
     return known.model_copy(update={"state": state, "lines": entry.lines, "thumbnail": shown})

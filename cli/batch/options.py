@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from chipsparse.cli.batch.prompt_file import Line, read_lines
 from chipsparse.cli.errors import UserError, check_installed
 from chipsparse.cli.options import (
     REQUIRED,
@@ -19,8 +20,18 @@ from chipsparse.cli.options import (
     output_option,
     read_options,
 )
+from chipsparse.common.files import Write
 
+MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"  # names in the folder
 worker_option = partial(option, panel="Workers")
+
+
+class FileContent(NamedTuple):
+    """What a file of prompts holds."""
+
+    lines: list[Line]
+    problems: dict[int, str]  # of the other lines, by their number
+    warnings: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +77,13 @@ class BatchOptions(GenerateOptions):
     def on_ray(self) -> bool:
         return self.engine == "ray" or (self.gpus or 1) > 1
 
+    @cached_property
+    def file_content(self) -> FileContent:
+        """The prompts of the file, which is read once; raises `UserError`."""
+        warnings: list[str] = []
+        lines, problems = read_lines(self.prompts, warnings.append)
+        return FileContent(lines, problems, warnings)
+
     def check(self) -> None:
         # Imported here so that --help does not wait for torch.
         from chipsparse.cli.media.write import check_writable
@@ -78,6 +96,14 @@ class BatchOptions(GenerateOptions):
             raise UserError(f"--output {self.output} is a file; name a folder")
         if not self.output.exists():  # else files in it would be named as the option's
             check_writable("--output", self.output)
+
+    def reads(self) -> list[Path]:
+        settings = [line.settings for line in self.file_content.lines]
+        own = [each[name] for each in settings for name in ("config", "image") if name in each]
+        return [*super().reads(), *(Path(path) for path in own if isinstance(path, str))]
+
+    def writes(self, *, single: bool = True) -> list[Write]:
+        return [Write("--output", self.output / name) for name in (MANIFEST, PAGE)]
 
     def of_line(self, settings: Mapping[str, Any]) -> GenerateOptions:
         """Return the options of `generate` for a line's prompts, checked; raise `UserError`."""

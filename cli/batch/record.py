@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from pydantic import ValidationError, computed_field
 
+from chipsparse.cli.batch.options import MANIFEST
 from chipsparse.cli.errors import user_errors
 from chipsparse.cli.generate.record import RequestRecord
 from chipsparse.cli.progress import duration
@@ -17,8 +18,6 @@ from chipsparse.cli.views.names import bundled_name, name_of
 from chipsparse.cli.views.sections import Record, Result, Section, String
 from chipsparse.cli.views.units import counted, seconds_text
 from chipsparse.common.bounded import Count, Number
-
-MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"
 
 State = Literal["made", "already there", "failed", "missing"]
 

@@ -10,9 +10,10 @@ from chipsparse.cli.compare.record import FilesComparison, ShownClip
 from chipsparse.cli.errors import UserError, results_alone
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel, difference_rows, stack_panels
-from chipsparse.cli.media.read import Clip, numbered_files, output_fps, read_clip, size_text
+from chipsparse.cli.media.read import Clip, output_fps, read_clip, size_text
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.views.terminal import print_result
+from chipsparse.common.files import check_inputs_stay
 from chipsparse.experiments.lpips import find_lpips
 from chipsparse.experiments.quality import compare_clips
 
@@ -24,7 +25,8 @@ def compare_files(options: CompareOptions) -> None:
         with display.stage(f"reading {options.a} and {options.b}"):
             a, b = read_clip(Path(options.a or "")), read_clip(Path(options.b or ""))
         rate = options.fps or output_fps(a, b)
-        _check(a, b, output, rate if output and output.suffix.lower() == ".gif" else options.fps)
+        fps = rate if output and output.suffix.lower() == ".gif" else options.fps
+        _check(a, b, options, fps)
         frames, height, width, _ = a.frames.shape
         lpips = find_lpips(height, width)
         with display.stage("comparing"):
@@ -62,7 +64,7 @@ def write_clip(
     return ShownClip(files=[str(file) for file in written[output]], amplified=factor)
 
 
-def _check(a: Clip, b: Clip, output: Path | None, fps: float | None) -> None:
+def _check(a: Clip, b: Clip, options: CompareOptions, fps: float | None) -> None:
     """Raise `UserError` where the clips do not fit together, or cannot be written."""
     for what, of_a, of_b in (
         ("frames", str(len(a.frames)), str(len(b.frames))),
@@ -73,7 +75,7 @@ def _check(a: Clip, b: Clip, output: Path | None, fps: float | None) -> None:
                 f"{a.path} has {of_a} {what} and {b.path} has {of_b}; only clips of one size and "
                 "length can be compared"
             )
-    if output is not None:
-        media.check_output(output, fps=fps)
-        for file in (output, *numbered_files(output)):
-            media.check_inputs_stay("--output", file, (*a.files, *b.files))
+    if options.output is not None:
+        media.check_output(options.output, fps=fps)
+        single = len(a.frames) == 1
+        check_inputs_stay(options.writes(single=single), options.reads())

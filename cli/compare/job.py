@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import typer
 from rich.console import Console
 
 from chipsparse.cli.compare.files import write_clip
-from chipsparse.cli.compare.options import MEASURED, CompareOptions
+from chipsparse.cli.compare.options import CLIPS, MEASURED, PAGE, TO_SEND, CompareOptions
 from chipsparse.cli.compare.record import Comparison
 from chipsparse.cli.compare.ways import OURS, Row, differences
 from chipsparse.cli.errors import UserError, check_installed, described, exit_code, user_errors
@@ -29,6 +30,8 @@ from chipsparse.cli.views.page import page
 from chipsparse.cli.views.sections import Facts, Section
 from chipsparse.cli.views.terminal import print_result, print_sections
 from chipsparse.cli.views.units import counted
+from chipsparse.common import stopping
+from chipsparse.common.files import check_inputs_stay
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
 from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_rivals
 from chipsparse.experiments.samples import DENSE, Sample
@@ -37,7 +40,6 @@ from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import ASSETS, default_profile
 
 PAIR_PROMPTS, SUITE_PROMPTS = 8, 12  # where no file of them is given
-TO_SEND, PAGE = "suite.json", "suite.html"
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
 RIVALS = (DENSE, FLOOR, MAG, SEA)  # methods that are not ours
 # Rows have these texts of their clips among their remarks.
@@ -54,7 +56,7 @@ def compare_configs(options: CompareOptions) -> None:
     """
     rank, code = this_rank(options), 0
     alone = "configs are compared on prompts alone"
-    with working(options, rank) as (place, display):
+    with working(options, rank) as (place, display), ExitStack() as stack:
         requests = {
             name: resolve(dataclasses.replace(options, **config), place, instead=alone)
             for name, config in options.configs.items()
@@ -71,6 +73,8 @@ def compare_configs(options: CompareOptions) -> None:
             )
         if options.output is not None:
             media.check_kind(options.output, video=video)
+            single = first.settings.num_frames in (None, 1)
+            check_inputs_stay(options.writes(single=single), options.reads())
         if rank.starts:
             return start_others("compare", options, rank.ranks)
         remarks = {name: request.warnings for name, request in requests.items()}
@@ -87,7 +91,15 @@ def compare_configs(options: CompareOptions) -> None:
         experiment = Experiment(first.maker(display), samples, store, per_frame=True)
         experiment.plan(ways)
         names = [DENSE, *requests]
-        result, shown = None, list[Panel]()  # of the prompt that is farthest from dense
+        result: Comparison | None = None
+        shown: list[Panel] = []  # of the prompt that is farthest from dense
+
+        def tell() -> None:
+            """Print what was finished, where the process ends within a long step."""
+            if rank.writes and result is not None and len(result.rows[0].clips) >= LEAST_VALUES:
+                print_result(_with_sides(result, options), as_json=options.json)
+
+        stack.enter_context(stopping.done_at_least(tell))
         for sample in samples:
             try:
                 clips = list(experiment.run(ways, [sample]))
@@ -95,24 +107,33 @@ def compare_configs(options: CompareOptions) -> None:
                 if sample.index < LEAST_VALUES:
                     raise
                 code = exit_code(error)
+                stopping.settle()
                 break
             result = _result(first, experiment, ways, remarks)
             if result.seed == sample.seed:
                 made = {clip.way.name: clip.generation for clip in clips}
                 shown = [(clip.frames, name) for name in names if (clip := made.get(name))]
+        stack.close()  # from here on the result is printed in any case
         if not rank.writes or result is None:
             return None
-        clips_of = {row.name: row.clips for row in result.rows}
-        sides = [clips_of.get(name, clips_of[DENSE]) for name in options.configs]
-        update: dict[str, Any] = {"sides": [*options.configs], "difference": differences(*sides)}
+        result = _with_sides(result, options)
     try:
         if options.output is not None:
             dense, *others = shown
-            update["clip"] = write_clip(options.output, dense, others, options, fps=options.rate)
+            written = write_clip(options.output, dense, others, options, fps=options.rate)
+            result = result.model_copy(update={"clip": written})
     finally:  # the numbers took longer than the clip
-        print_result(result.model_copy(update=update), as_json=options.json)
+        print_result(result, as_json=options.json)
     if code:
         raise typer.Exit(code)
+
+
+def _with_sides(result: Comparison, options: CompareOptions) -> Comparison:
+    """Return the result of two configs with their difference from each other."""
+    clips_of = {row.name: row.clips for row in result.rows}
+    sides = [clips_of.get(name, clips_of[DENSE]) for name in options.configs]
+    update: dict[str, Any] = {"sides": [*options.configs], "difference": differences(*sides)}
+    return result.model_copy(update=update)
 
 
 def _check_settings(a: Request, b: Request) -> None:
@@ -147,8 +168,8 @@ def run_suite(options: CompareOptions) -> None:
         is_bundled = bundled_name(model.location) is not None
         bundled = shapes(video=video) if is_bundled else "suite.txt"
         samples = _samples(options, bundled, SUITE_PROMPTS)
-        facts, dense = request.measured_with, folder / "dense"
-        store = Store(folder / MEASURED, facts, kind="suite clips", dense=dense)
+        facts = request.measured_with
+        store = Store(folder / MEASURED, facts, kind="suite clips", dense=folder / DENSE)
         maker = request.maker(display, plain_lines=1)
         ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
 
@@ -200,7 +221,7 @@ def _ours(options: CompareOptions, request: Request) -> list[Way]:
 def clip_file(way: Way, sample: Sample, suffix: str) -> str:
     """Return the name of a clip to look at, in the folder: one for each config of ours."""
     name = way.key if way.method == OURS and way.key else way.name
-    return f"clips/{sample.name}-{name.replace(',', '').replace(' ', '-')}{suffix}"
+    return f"{CLIPS}/{sample.name}-{name.replace(',', '').replace(' ', '-')}{suffix}"
 
 
 # Both.

@@ -18,17 +18,23 @@ from chipsparse.cli.options import (
     argument,
     command_words,
     generation_option,
+    model_files,
     option,
     output_option,
     seed_option,
 )
 from chipsparse.cli.views.names import name_of
 from chipsparse.common.bounded import Seed
+from chipsparse.common.files import Write, clip_sources, clip_writes
 from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.profile import ASSETS, QUALITIES, profile_classes
 
 suite_option = partial(option, panel="Suite")
-MEASURED = "measured.json"  # the results file in the folder of a suite
+# In the folder of a suite: the results file, the file to send, the page, and the folder of clips.
+MEASURED = "measured.json"
+TO_SEND = "suite.json"
+PAGE = "suite.html"
+CLIPS = "clips"
 OF_FILES = ("A", "B", "--output", "--amplify", "--fps", "--json", "--debug")
 NOT_OF_SUITES = ("A", "B", "--model", "--amplify")
 OWN_PROFILE = "profile"
@@ -154,14 +160,31 @@ class CompareOptions(GenerationOptions):
             raise UserError(f"--output {self.folder} is a file; a suite fills a folder")
 
     def _check_configs(self) -> None:
-        from chipsparse.cli.media.write import check_inputs_stay, check_output
+        from chipsparse.cli.media.write import check_output
         from chipsparse.experiments.statistics import LEAST_VALUES
 
         if self.count is not None and self.count < LEAST_VALUES:
             raise UserError(f"--count {self.count}: intervals need at least {LEAST_VALUES} prompts")
         if self.output is not None:
             check_output(self.output, fps=self.fps)
-            check_inputs_stay("--output", self.output, [self.prompts])
+
+    def reads(self) -> list[Path]:
+        if self.suite is None and not self.configs:
+            return [*clip_sources(Path(self.a or "")), *clip_sources(Path(self.b or ""))]
+        configs = [] if self.suite is not None else self.configs.values()
+        files = [config.get("config") for config in configs]
+        named = [file for file in (*files, self.prompts) if file is not None]
+        model = [] if self.suite is None else model_files(self.suite)
+        return [*super().reads(), *model, *named]
+
+    def writes(self, *, single: bool = True) -> list[Write]:
+        """Return all files that may be written; ``single``: the output is one image, or no PNG."""
+        if self.suite is not None:
+            folder = self.folder
+            files = [folder / name for name in (MEASURED, TO_SEND, PAGE)]
+            files += [*folder.glob(f"{DENSE}/*"), *folder.glob(f"{CLIPS}/*")]
+            return [Write("--output", file) for file in files]
+        return [] if self.output is None else clip_writes("--output", self.output, single=single)
 
     def kept(self) -> str:
         if self.suite is None:

@@ -27,6 +27,8 @@ from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import counted, seconds_text
+from chipsparse.common import stopping
+from chipsparse.common.files import beside, check_inputs_stay
 from chipsparse.config import ConfigError
 from chipsparse.experiments.clips import ClipMaker, Generation, patched, peak_process_bytes
 from chipsparse.experiments.quality import compare_clips
@@ -45,12 +47,24 @@ def run(options: GenerateOptions) -> None:
     """
     rank = this_rank(options)
     results: list[record.GenerationResult] = []
-    with reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)):
+
+    def tell() -> None:
+        if results and rank.writes:
+            many = record.SeriesResult(asked=len(options.items), clips=results)
+            result = many if options.many else results[0]
+            print_result(result, as_json=options.json, verbose=options.verbose)
+
+    with (
+        reported_errors(debug=options.debug, kept=lambda: _kept(results, many=options.many)),
+        stopping.done_at_least(tell),
+    ):
         try:
             with working(options, rank) as (place, display):
                 request = resolve(options, place)
                 for item in options.items:
                     media.check_kind(item.output, video=request.model.accepts("num_frames"))
+                single = request.settings.num_frames in (None, 1)
+                check_inputs_stay(options.writes(single=single), options.reads())
                 if rank.starts:
                     return start_others("generate", options, rank.ranks)
                 prompts = [item.prompt for item in options.items]
@@ -65,10 +79,7 @@ def run(options: GenerateOptions) -> None:
                     for item in options.items:
                         results.append(_result(kept, item))
         finally:  # what was made of a series that is broken off
-            if results and rank.writes:
-                many = record.SeriesResult(asked=len(options.items), clips=results)
-                result = many if options.many else results[0]
-                print_result(result, as_json=options.json, verbose=options.verbose)
+            tell()
         if any(result.error is not None for result in results):
             raise typer.Exit(EXIT_FAILED)
 
@@ -311,8 +322,8 @@ def make(
             (run.frames, f"{way} {seconds_text(run.denoising_seconds)}")
             for way, run in runs.items()
         ]
-        outputs["dense"] = media.beside(item.output, "dense"), dense.frames
-        outputs["compare"] = media.beside(item.output, "compare"), stack_panels([panels])
+        outputs["dense"] = beside(item.output, "dense"), dense.frames
+        outputs["compare"] = beside(item.output, "compare"), stack_panels([panels])
     with kept.display.stage(f"writing {item.output}"):
         facts = media.generation_metadata(request, item)
         encoding: dict[str, Any] = {"fps": options.fps, "crf": options.crf, "metadata": facts}

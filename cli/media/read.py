@@ -10,8 +10,12 @@ import numpy as np
 from PIL import Image, ImageOps, ImageSequence
 
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.media.write import CODECS, FRAME_COUNT, SUFFIXES, ffmpeg, run_ffmpeg
+from chipsparse.cli.media.write import CODECS, FRAME_COUNT, SUFFIXES, ffmpeg, plain_file, run_ffmpeg
 from chipsparse.cli.options import DEFAULT_FPS, check_readable
+from chipsparse.common.files import numbered_files
+
+# What ffmpeg opens, whatever a file is called: playlists and scripts name other files.
+CONTAINERS = ("-format_whitelist", "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,mpegts")
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,13 @@ def _read_video(path: Path) -> Clip:
     import imageio_ffmpeg
 
     program = ffmpeg("read", path.suffix)
-    reader = imageio_ffmpeg.read_frames(str(path))
+    file = plain_file(path)
+    reader = imageio_ffmpeg.read_frames(file, input_params=[*CONTAINERS])
     facts = next(reader)
     reader.close()
     # One frame out for each frame in: by default ffmpeg repeats and drops some to keep the rate.
     words = ["-map", "0:v:0", "-fps_mode", "passthrough", "-pix_fmt", "rgb24", "-f", "rawvideo"]
-    content = run_ffmpeg(program, ["-xerror", "-i", path, *words, "-"])
+    content = run_ffmpeg(program, ["-xerror", *CONTAINERS, "-i", file, *words, "-"])
     if not content:
         raise UserError(f"{path} has no frame")
     width, height = facts["size"]
@@ -83,13 +88,6 @@ def _read_images(path: Path, files: list[Path]) -> Clip:
             )
     fps = 1000 * len(frames) / milliseconds if milliseconds else None
     return Clip(path, np.stack(frames), fps, files, lossy=files[0].suffix.lower() == ".gif")
-
-
-def numbered_files(path: Path) -> list[Path]:
-    """Return the files that are named as the frames of a PNG, in the order of their numbers."""
-    name = re.compile(re.escape(path.stem) + r"-(\d+)" + re.escape(path.suffix))
-    matches = ((name.fullmatch(file.name), file) for file in path.parent.glob("*"))
-    return [file for _, file in sorted((int(match[1]), file) for match, file in matches if match)]
 
 
 def _numbered_frames(path: Path) -> list[Path]:

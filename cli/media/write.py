@@ -10,8 +10,7 @@ import json
 import os
 import re
 import subprocess
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,8 @@ from PIL.PngImagePlugin import PngInfo
 
 import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.options import Item, numbered
+from chipsparse.cli.options import Item
+from chipsparse.common.files import beside, numbered, scratch_folder
 from chipsparse.common.text_files import readable
 
 if TYPE_CHECKING:
@@ -96,16 +96,9 @@ def check_writable(option: str, path: Path, longest: Path | None = None) -> None
         raise UserError(f"{folder} does not exist; create it first")
     with (
         user_errors(OSError, what=f"{option} {path} cannot be written"),
-        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch,
+        scratch_folder(path.parent) as scratch,
     ):
-        (Path(scratch) / (longest or path).name).write_bytes(b"0")
-
-
-def check_inputs_stay(option: str, output: Path, inputs: Iterable[Path | None]) -> None:
-    """Raise `UserError` where an output would replace a file that the command reads."""
-    for file in inputs:
-        if file is not None and os.path.realpath(file) == os.path.realpath(output):
-            raise UserError(f"{option} {output} would replace {file}, which is read")
+        (scratch / (longest or path).name).write_bytes(b"0")
 
 
 def ffmpeg(verb: str, suffix: str) -> str:
@@ -131,9 +124,9 @@ def written_whole(option: str, path: Path) -> Iterator[Path]:
     """
     with (
         user_errors(OSError, what=f"{option} {path} could not be written"),
-        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=path.parent) as scratch,
+        scratch_folder(path.parent) as scratch,
     ):
-        file = Path(scratch) / path.name
+        file = scratch / path.name
         yield file
         os.replace(file, path)
 
@@ -163,10 +156,11 @@ def write_media(
         text, content = parameters(metadata), json.dumps(dict(metadata), ensure_ascii=False)
     with (
         user_errors(OSError, what=f"{', '.join(map(str, clips))} could not be written"),
-        tempfile.TemporaryDirectory(prefix=".chipsparse-", dir=folder) as scratch,
+        scratch_folder(folder) as scratch,
     ):
         for path, frames in clips.items():
-            finished, kind = Path(scratch) / path.name, path.suffix.lower()
+            finished = scratch / path.name
+            kind = path.suffix.lower()
             if kind == ".png":
                 _write_pngs(finished, frames, text, content)
             elif kind == ".gif":
@@ -174,13 +168,8 @@ def write_media(
             else:
                 _write_video(finished, frames, fps, crf, text, content)
         for file in itertools.chain(*files.values()):
-            os.replace(Path(scratch) / file.name, file)
+            os.replace(scratch / file.name, file)
     return files
-
-
-def beside(path: Path, word: str) -> Path:
-    """Return `out-dense.mp4` for `out.mp4` and `dense`."""
-    return path.with_name(f"{path.stem}-{word}{path.suffix}")
 
 
 def clip_files(path: Path, count: int) -> list[Path]:
@@ -190,7 +179,15 @@ def clip_files(path: Path, count: int) -> list[Path]:
     return [numbered(path, index, count) for index in range(count)]
 
 
-def run_ffmpeg(program: str, words: Sequence[str | Path], content: bytes | None = None) -> bytes:
+def plain_file(path: Path) -> str:
+    """Return a name that ffmpeg takes for a file, whatever is in it.
+
+    It would take ``12:30.mp4`` and ``concat:a.mp4`` for protocols, and ``-x.mp4`` for an option.
+    """
+    return os.path.abspath(path)
+
+
+def run_ffmpeg(program: str, words: Sequence[str], content: bytes | None = None) -> bytes:
     """Run ffmpeg to its end and return its output; raise `OSError` where it failed or complained.
 
     A file that ends too soon is no failure to ffmpeg, but it says so.
@@ -213,7 +210,7 @@ def _write_video(
     odd = [(0, side % 2) for side in frames.shape[1:3]]
     frames = np.pad(frames, ((0, 0), *odd, (0, 0)), mode="edge")
     colours = "bt709"
-    words: list[str | Path] = [
+    words = [
         *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{frames.shape[2]}x{frames.shape[1]}"),
         *("-r", str(fps), "-i", "pipe:0", "-c:v", encoder, *options),
         *("-crf", str(usual if crf is None else crf), "-pix_fmt", "yuv420p"),
@@ -221,7 +218,7 @@ def _write_video(
         *("-color_primaries", colours, "-color_trc", colours),
         *("-metadata", f"comment={text[:LONGEST_TAG]}"),
         *("-metadata", f"description={content[:LONGEST_TAG]}"),
-        path,
+        plain_file(path),
     ]
     run_ffmpeg(ffmpeg("write", kind), words, frames.tobytes())
 

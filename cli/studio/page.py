@@ -86,17 +86,20 @@ def page(studio: Studio) -> gr.Blocks:
                 return {view: Live(described(error)).html()}
             return {view: "", **{fields[name]: gr.update(**fitted[name]) for name in fitted}}
 
-        def still(number: int) -> list[Any] | None:
+        def still(number: int, request: gr.Request) -> list[Any] | None:
             """Return a frame of both clips, dense and sparse."""
-            made = studio.live.made
+            return still_of(studio.shown(page_of(request)), number)
+
+        def still_of(live: Live, number: int) -> list[Any] | None:
+            made = live.made
             if "dense" not in made or "sparse" not in made:
                 return None
             number = min(int(number), len(made["sparse"].frames) - 1)
             return [made["dense"].frames[number], made["sparse"].frames[number]]
 
-        def watch() -> Iterator[Updates]:
-            """Show the latest generation to its end; also on a page that is loaded anew."""
-            live, doing = studio.live, ""
+        def watch(request: gr.Request) -> Iterator[Updates]:
+            """Show a page's generation, else the latest one, to its end; also once loaded anew."""
+            live, doing = studio.shown(page_of(request)), ""
             while not live.ended:
                 if live.doing != doing:
                     doing = live.doing
@@ -111,20 +114,26 @@ def page(studio: Studio) -> gr.Blocks:
             last = len(live.made["sparse"].frames) - 1 if pair else 0
             yield {
                 view: live.html(),
-                slider: gr.update(value=still(worst), visible=pair),
+                slider: gr.update(value=still_of(live, worst), visible=pair),
                 frame: gr.update(value=worst, maximum=max(1, last), visible=last > 0),
                 command: gr.update(value=shlex.join(live.command), visible=bool(live.clips)),
                 generate: gr.update(interactive=True),
                 stop: gr.update(interactive=False),
             }
 
-        def begin(values: Updates) -> Iterator[Updates]:
-            """Begin a generation, in place of one that still runs, and show it."""
+        def begin(values: Updates, request: gr.Request) -> Iterator[Updates]:
+            """Begin a generation, in place of the page's own that still runs, and show it."""
             chosen = {name: values[field] for name, field in fields.items()}
             chosen["seed"] = chosen["seed"] or 0
             chosen["negative_prompt"] = chosen["negative_prompt"] or None
-            studio.start(chosen)
-            yield from watch()
+            studio.start(chosen, page_of(request))
+            yield from watch(request)
+
+        def end(request: gr.Request) -> None:
+            studio.stop(page_of(request))
+
+        def leave(request: gr.Request) -> None:
+            studio.leave(page_of(request))
 
         quiet: Any = {"show_progress": "hidden", "api_visibility": "private"}
         views = [view, slider, frame, command, generate, stop]
@@ -134,8 +143,14 @@ def page(studio: Studio) -> gr.Blocks:
         # Without a limit: a page that was loaded anew need not wait for what the old one began.
         generate.click(begin, {*fields.values()}, views, concurrency_limit=None, **quiet)
         blocks.load(watch, None, views, concurrency_limit=None, **quiet)
-        stop.click(studio.stop, queue=False, **quiet)
+        stop.click(end, queue=False, **quiet)
+        blocks.unload(leave)
     return blocks
+
+
+def page_of(request: gr.Request) -> str:
+    """Return the name of the session of a page, which each tab has of its own."""
+    return request.session_hash or ""
 
 
 def form(studio: Studio) -> dict[str, Any]:

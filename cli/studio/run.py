@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ from chipsparse.experiments.records import ClipQuality
 
 Way = Literal["dense", "sparse"]
 LETTERS = {"dense": "D", "refresh": "R", "sparse": "S", "skip": "\N{EN DASH}"}
+WAITING = "waiting for the generation of another page"
 STOPPED = "the dense run was stopped, so there is nothing to compare with"
 KEPT = "The dense run is that of before: it does not depend on the quality."
 
@@ -74,6 +76,7 @@ class Live(ProgressDisplay):
         self.command: list[str] = []  # that makes the same
         # Without clips it ended in an error, or was stopped.
         self.ended = self.stopped = False
+        self.unwanted = False  # another page asked to stop it, which counts if its own one is gone
 
     @property
     def worst_frame(self) -> int:
@@ -118,11 +121,20 @@ class Live(ProgressDisplay):
 
 
 class Studio:
-    """Makes what the page asks for in a folder; raises `UserError` where the device is not here."""
+    """Makes what pages ask for in a folder; raises `UserError` where the device is not here.
+
+    A page is one tab of a browser, by the name of its session. It replaces and stops what it began
+    itself, and what a page began that is gone; other generations it waits for.
+    """
 
     def __init__(self, options: StudioOptions, folder: Path) -> None:
-        self.options, self._folder, self.live = options, folder, Live()
+        self.options = options
+        self._folder = folder
+        self.live = Live()  # the latest of all
         self.live.ended = True  # before the first one it is as if one had
+        self._lives: dict[str, Live] = {}  # the latest of each page
+        self._left: list[Live] = []  # those of pages that are gone
+        self._lock = threading.Lock()
         self._device = choose_device(options.device)
         # All that touches the pipeline is done by one thread.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
@@ -130,7 +142,9 @@ class Studio:
         self._dense: dict[Any, Generation] = {}  # the last one, by all that it depends on
 
     def close(self) -> None:
-        self.stop()
+        with self._lock:
+            for live in (*self._lives.values(), *self._left):
+                live.stopped = True
         self._worker.submit(self._kept.close)
         self._worker.shutdown()
 
@@ -146,16 +160,40 @@ class Studio:
             options = dataclasses.replace(options, output=file, fps=self.options.fps)
         return resolve(options, place)
 
-    def start(self, chosen: dict[str, Any]) -> Live:
-        self.stop()
-        self.live = live = Live()
-        live.show("starting")
-        self._worker.submit(self._work, chosen, live)
+    def start(self, chosen: dict[str, Any], page: str = "") -> Live:
+        """Begin a generation of a page, in place of its own one that still runs."""
+        self.stop(page)
+        live = Live()
+        with self._lock:
+            others = [other for owner, other in self._lives.items() if owner != page]
+            waits = any(not (other.ended or other.stopped) for other in others)
+            self._lives[page] = self.live = live
+            live.show(WAITING if waits else "starting")
+            self._worker.submit(self._work, chosen, live)
         return live
 
-    def stop(self) -> None:
-        """Stop what runs or waits, at the end of its step."""
-        self.live.stopped = True
+    def stop(self, page: str = "") -> None:
+        """Stop what a page began and what is left of pages that are gone, at the end of a step."""
+        with self._lock:
+            own = self._lives.get(page)
+            for live in (*self._left, *([] if own is None else [own])):
+                live.stopped = True
+            self._left.clear()
+            # A page that was loaded anew may ask before the server knows that the old one is gone.
+            if own is None:
+                self.live.unwanted = True
+
+    def leave(self, page: str) -> None:
+        """Note that a page is gone: what it began goes on, and is any page's to stop."""
+        with self._lock:
+            live = self._lives.pop(page, None)
+            if live is not None and not live.ended:
+                live.stopped |= live.unwanted
+                self._left.append(live)
+
+    def shown(self, page: str) -> Live:
+        """Return what a page shows: its own generation, else the latest of all."""
+        return self._lives.get(page, self.live)
 
     def _work(self, chosen: dict[str, Any], live: Live) -> None:
         doing, preview = "", None

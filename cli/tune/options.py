@@ -11,6 +11,7 @@ from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import REQUIRED, GenerationOptions, Positive, option, output_option
+from chipsparse.common.files import Write
 
 measuring_option = partial(option, panel="Measuring")
 Above0 = Annotated[float, Interval(gt=0)]
@@ -24,10 +25,7 @@ class TuneOptions(GenerationOptions):
     """The options that the user typed; None where one was left out."""
 
     output: Path = output_option(
-        "-o",
-        help="Profile to write, for [bold]generate --config[/bold].",
-        default=REQUIRED,
-        shown=False,
+        "-o", help="Profile to write, for generate --config.", default=REQUIRED, shown=False
     )
     min_psnr: Above0 | None = target_option(
         help="PSNR against dense, in dB, of every held-out prompt, as fast as possible."
@@ -76,7 +74,7 @@ class TuneOptions(GenerationOptions):
 
     def check(self) -> None:
         # Imported here so that --help does not wait for torch.
-        from chipsparse.cli.media.write import check_file, check_inputs_stay
+        from chipsparse.cli.media.write import check_file
         from chipsparse.tuning.search import least_budget
 
         if not any(self.target.values()):
@@ -90,8 +88,17 @@ class TuneOptions(GenerationOptions):
             )
         check_file("--output", self.output, ".yaml", ".yml")
         check_file("--results", self.results_file, ".json")
-        for name, output in (("--output", self.output), ("--results", self.results_file)):
-            check_inputs_stay(name, output, [self.config, self.prompts])
+
+    def reads(self) -> list[Path]:
+        return [*super().reads(), *([] if self.prompts is None else [self.prompts])]
+
+    def writes(self) -> list[Write]:
+        dense = self.results_file.with_name(f"{self.results_file.stem}-dense")
+        return [
+            Write("--output", self.output),
+            Write("--results", self.results_file),
+            *(Write("--results", file) for file in dense.glob("*")),
+        ]
 
     def kept(self) -> str:
         known = f"what was measured is in {self.results_file}: run it again"

@@ -14,8 +14,9 @@ from PIL import Image
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media.panels import choose_factor, difference, heat_map
-from chipsparse.cli.media.read import numbered_files, read_clip
+from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.views.sections import Clips
+from chipsparse.common.files import numbered_files
 
 # Frames of a file and their largest side in pixels: of one clip, and of clips side by side.
 FRAMES, LARGEST_SIDE = 6, 320

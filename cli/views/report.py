@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from chipsparse.cli.compare.record import Comparison, FilesComparison
 from chipsparse.cli.errors import UserError, check_installed, user_errors
 from chipsparse.cli.generate.record import GenerationResult, SeriesResult
-from chipsparse.cli.media.write import check_file, check_inputs_stay, write_text
+from chipsparse.cli.media.write import check_file, write_text
 from chipsparse.cli.options import check_readable
 from chipsparse.cli.prompts import read_text
 from chipsparse.cli.tune.record import TuningResult
@@ -29,7 +29,6 @@ def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -
     """Read the files and write the page, all of it or nothing; return its bytes."""
     check_installed("matplotlib", "report", "the page needs matplotlib")
     check_file("--output", output, ".html", ".htm")
-    check_inputs_stay("--output", output, [*sources, *media])
     results = [(source, read_result(source)) for source in sources]
     samples = [read_sample(path, name_of(str(path))) for path in media]
     misfits = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

@@ -6,10 +6,13 @@ import json
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
 from chipsparse.cli.views.sections import Alert, Facts, Items, Part, Result, Section, Table, Tile
+
+LEAST_TEXT = 16  # columns of the terminal for a text beside its name
 
 
 def print_result(result: Result, *, as_json: bool, verbose: bool = False) -> None:
@@ -50,7 +53,7 @@ def _blocks(parts: Sequence[Part | None], width: int) -> list[Grid]:
 
     def close() -> None:
         if rows:
-            blocks.append(_facts(rows))
+            blocks.append(_facts(rows, width))
             rows.clear()
 
     for part in parts:
@@ -70,8 +73,17 @@ def _blocks(parts: Sequence[Part | None], width: int) -> list[Grid]:
     return blocks
 
 
-def _facts(rows: Sequence[tuple[str, str]]) -> Grid:
+def _facts(rows: Sequence[tuple[str, str]], width: int) -> Grid:
+    """Return names with texts beside them, or below them where there is no room beside."""
     grid = Grid.grid(padding=(0, 2))
+    names = max(len(name) for name, _ in rows)
+    if width - names - 5 < LEAST_TEXT:
+        grid.add_column(overflow="fold")
+        for name, text in rows:
+            if name:
+                grid.add_row(Text(f" {name}", "bold"))
+            grid.add_row(Padding(Text(text), (0, 0, 0, 2)))
+        return grid
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in rows:
@@ -80,8 +92,18 @@ def _facts(rows: Sequence[tuple[str, str]]) -> Grid:
 
 
 def _table(table: Table, width: int) -> Grid:
-    """Return a table; where it is too wide, texts fold, or else wide columns at their spaces."""
+    """Return a table; where it is too wide, texts fold, or else wide columns at their spaces.
+
+    Where words would be cut, each row becomes facts, named by the columns.
+    """
     columns = [*zip(table.columns, *table.rows, strict=True)]
+    longest = [max(len(word) for cell in cells for word in cell.split()) for cells in columns]
+    texts = [min(length, LEAST_TEXT) for length in longest[: table.texts]]
+    if sum(texts) + sum(longest[table.texts :]) + len(columns) > width:
+        facts: list[tuple[str, str]] = []
+        for row in table.rows:
+            facts += [*zip(table.columns, row, strict=True), ("", " ")]
+        return _facts(facts[:-1], width)
     widths = [max(map(len, cells)) for cells in columns]
     places = sorted(range(len(widths)), key=widths.__getitem__) if table.texts == 1 else []
     while places and sum(widths) + len(widths) > width:

@@ -60,6 +60,14 @@ def test_videos_have_even_sides_and_a_larger_crf_makes_them_smaller(workdir):
         assert sizes[0] > sizes[1] > sizes[2]
 
 
+def test_an_odd_side_is_lengthened_at_its_end(workdir):
+    frames = np.zeros((2, 31, 95, 3), np.uint8)
+    frames[:, 16:, 48:] = 255
+    read = read_clip(written("a.mp4", frames)).frames
+    expected = np.pad(frames, ((0, 0), (0, 1), (0, 1), (0, 0)), mode="edge")
+    assert np.abs(read.astype(int) - expected).max() <= 8
+
+
 def test_frames_in_png_files(workdir):
     many = np.zeros((1001, 2, 2, 3), dtype=np.uint8)
     files = media.write_media({Path("many.png"): many}, fps=1)[Path("many.png")]
@@ -71,6 +79,47 @@ def test_frames_in_png_files(workdir):
         Path(f"a-00{number}.png").unlink()
     with pytest.raises(UserError, match=r"a\.png has 4 of its 5 frames; the others are missing"):
         read_clip(Path("a.png"))
+
+
+STEMS = (
+    "12:30",
+    "-x",
+    "a%03d",
+    "file:x",
+    "concat:a",
+    "a|b",
+    "pipe:1",
+    "%d",
+    "a b'\"c",
+    "[0]*?",
+    "~",
+)
+
+
+@pytest.mark.parametrize("suffix", media.SUFFIXES)
+def test_names_that_ffmpeg_would_take_for_something_else(workdir, suffix):
+    for number, stem in enumerate(STEMS):
+        frames = np.full((2, 16, 16, 3), 10 * number, np.uint8)
+        frames[1] += 100  # else a GIF holds one
+        read = read_clip(written(f"{stem}{suffix}", frames)).frames
+        assert np.abs(read.astype(int) - frames).max() <= 3
+    several = 2 if suffix == ".png" else 1
+    assert len(names(workdir)) == several * len(STEMS)
+
+
+PLAYLISTS = {
+    "concat.mp4": "ffconcat version 1.0\nfile secret.mp4\n",
+    "concat.webm": "ffconcat version 1.0\nfile secret.mp4\n",
+    "hls.mp4": "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:1,\nsecret.mp4\n#EXT-X-ENDLIST\n",
+}
+
+
+@pytest.mark.parametrize("name", PLAYLISTS)
+def test_a_playlist_by_the_name_of_a_video_is_not_followed(workdir, name):
+    written("secret.mp4", noise())
+    Path(name).write_text(PLAYLISTS[name])
+    with pytest.raises(UserError, match=f"{name} could not be read: Could not load meta"):
+        read_clip(Path(name))
 
 
 # What stands in place of ffmpeg, and what is said of it.

@@ -12,6 +12,7 @@ import typer
 from pydantic import AfterValidator
 from typer.testing import CliRunner
 
+from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
     REQUIRED,
@@ -159,3 +160,9 @@ def test_nothing_simple_imports_torch(workdir):
         assert said.startswith("chipsparse: error: "), said
         assert sentence in said, line
     assert sorted(workdir.iterdir()) == before
+
+
+def test_a_config_may_be_compared_with_itself():
+    """Its clips are the same, which tells how far generations repeat."""
+    same = CompareOptions(a="fast", b="fast")
+    assert same.configs == {"A: fast": {"quality": "fast"}, "B: fast": {"quality": "fast"}}

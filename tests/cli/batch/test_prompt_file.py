@@ -111,3 +111,11 @@ def test_all_bad_lines_are_named_as_far_as_there_is_room():
     for count, sentence in ((2, "^no such profile$"), (3, "^2 of 3")):  # about the lines or not
         with pytest.raises(UserError, match=sentence):
             check_lines(Path("p.txt"), same, count=count)
+
+
+def test_paths_count_from_the_folder_of_the_file(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a", "config": "c.yaml", "image": "sub/i.png"}\n')
+    (line,), _ = read_lines(file, print)
+    expected = {"config": str(tmp_path / "c.yaml"), "image": str(tmp_path / "sub/i.png")}
+    assert line.settings == expected

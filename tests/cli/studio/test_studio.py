@@ -1,6 +1,7 @@
 """The work behind the page: the same bits as `generate`, previews, stops that hold, refusals."""
 
 import json
+import threading
 import time
 from contextlib import closing
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from chipsparse import load_profile
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview, arrange
-from chipsparse.cli.studio.run import KEPT, STOPPED, Live, Studio
+from chipsparse.cli.studio.run import KEPT, STOPPED, WAITING, Live, Studio
 from chipsparse.experiments import clips
 from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT
@@ -151,6 +152,61 @@ def test_stopping(made, make, watched, studio, flux_folder, monkeypatch):
     monkeypatch.setattr(clips, "warm_up", stop)
     assert make(seed=8, steps=5).doing == "stopped"
     assert asked == [True]
+
+
+@pytest.fixture
+def held(studio, flux_folder, watched, monkeypatch):
+    """A generation of the first page that goes on at its first step once it is let go."""
+    go, begun = threading.Event(), threading.Event()
+
+    def watch(live):
+        if live is first and live.runs and len(live.runs[0].actions) == 1:
+            begun.set()
+            assert go.wait(SECONDS)
+
+    chosen = {"model": str(flux_folder), "prompt": PROMPT, "seed": 11, "compare": False}
+    first = None
+    monkeypatch.setattr(watched, "then", watch)
+    first = studio.start(chosen, "first")
+    assert begun.wait(SECONDS)
+    yield SimpleNamespace(live=first, chosen=chosen, go=go)
+    go.set()
+    ended(first)
+
+
+def test_a_second_page_neither_ends_nor_replaces_the_run_of_the_first(studio, held):
+    assert studio.shown("second") is held.live  # a page that is loaded anew
+    studio.stop("second")
+    second = studio.start({**held.chosen, "seed": 12}, "second")
+    assert second.doing == WAITING
+    again = studio.start({**held.chosen, "seed": 13}, "second")  # in place of its own
+    assert (held.live.stopped, second.stopped, again.stopped) == (False, True, False)
+    assert studio.shown("first") is held.live
+    assert studio.shown("second") is again
+    held.go.set()
+    assert [*ended(held.live).clips] == ["sparse"]
+    assert ended(second).doing == "stopped"
+    assert [*ended(again).clips] == ["sparse"]
+
+
+@pytest.mark.parametrize("how", ["stop", "start", "stop before it is known"])
+def test_what_a_closed_page_began_is_any_page_s_to_stop(studio, held, how):
+    if how == "stop before it is known":
+        studio.stop("third")
+        assert not held.live.stopped
+        studio.leave("first")
+    else:
+        studio.leave("first")
+        assert not held.live.stopped
+    if how == "stop":
+        studio.stop("second")
+    elif how == "start":
+        ended_soon = studio.start({**held.chosen, "seed": 14}, "second")
+        studio.stop("second")
+        assert ended_soon.stopped
+    assert held.live.stopped
+    held.go.set()
+    assert ended(held.live).doing == "stopped"
 
 
 def test_the_view_has_steps_and_numbers_and_no_prompt_can_write_it(made):
