@@ -180,6 +180,15 @@ def drawn_fault(draw, family):
     return Fault(draw.choice(variants_of(family)), steps, draw.choice(kinds), draw.randrange(steps))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Sums of several threads may be rounded in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @functools.cache
 def pipeline(family):
     return FAMILIES[family].make()
