@@ -381,5 +381,5 @@ def test_the_most_frames_of_a_transformer_whose_patches_have_several():
     model = SimpleNamespace(transformer_config=config, vae_config=vae)
     most = settings.GenerationSettings(num_inference_steps=4, num_frames=61)
     settings.check_sizes(most, model)
-    with pytest.raises(UserError, match="--frames 65 is too large .* the largest is 61"):
+    with pytest.raises(UserError, match=r"--frames 65 is too large .* the largest is 61"):
         settings.check_sizes(most.model_copy(update={"num_frames": 65}), model)
