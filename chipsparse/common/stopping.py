@@ -9,10 +9,13 @@ Nothing here may take long to import: whatever is imported before cannot be inte
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all else here
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 # What asks a program to stop besides Ctrl-C: `kill`, a closed terminal. Windows has no SIGHUP.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 SECONDS_TO_END = 2.0  # of the main thread, before it is ended where it stands
+SECONDS_TO_LOOK = 0.05
 
 
 class Stopped(KeyboardInterrupt):
@@ -173,12 +177,21 @@ def listening() -> Iterator[None]:
 
 
 def _watch(heard: int, numbers: set[int]) -> None:
-    """Wait for a signal, then for the main thread, in vain: end the process."""
-    while content := os.read(heard, 1):
-        number = content[0]
-        if number not in numbers:
-            continue
-        while not _state.settled.wait(SECONDS_TO_END):
-            if not _state.patient:
-                end(number)
+    """End the process where the main thread is not at its end soon, or at a second signal."""
+    first: int | None = None
+    limit = math.inf
+    while True:
+        ready, _, _ = select.select([heard], [], [], None if first is None else SECONDS_TO_LOOK)
+        if ready:
+            content = os.read(heard, 1)
+            if not content:
+                break
+            if content[0] in numbers:
+                if first is not None and not _state.patient:
+                    end(content[0])
+                first = content[0]
+                limit = time.monotonic() + SECONDS_TO_END
+        hurried = not (_state.patient or _state.settled.is_set())
+        if first is not None and hurried and time.monotonic() > limit:
+            end(first)
     os.close(heard)

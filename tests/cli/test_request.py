@@ -373,3 +373,13 @@ def test_few_modules_are_on_the_way_from_the_parser_to_the_file(model_folder, wo
         sys.setprofile(None)
     assert names(workdir) == ["o.png"]
     assert len(entered) <= MOST_MODULES, "\n".join(sorted(entered))
+
+
+def test_the_most_frames_of_a_transformer_whose_patches_have_several():
+    config = {"rope_max_seq_len": 8, "patch_size": [2, 2, 2]}
+    vae = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
+    model = SimpleNamespace(transformer_config=config, vae_config=vae)
+    most = settings.GenerationSettings(num_inference_steps=4, num_frames=61)
+    settings.check_sizes(most, model)
+    with pytest.raises(UserError, match=r"--frames 65 is too large .* the largest is 61"):
+        settings.check_sizes(most.model_copy(update={"num_frames": 65}), model)
