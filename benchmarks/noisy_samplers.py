@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import diffusers
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Quality of skipped steps with samplers that add noise."""
     pipe = diffusers.WanPipeline.from_pretrained(str(bundled_model()), torch_dtype=dtype).to(device)
-    clips = Clips(pipe, size=8 if args.tiny else 16)
+    clips = Clips(pipe, PROMPTS, size=8 if args.tiny else 16)
     profile = find_profile(None, "WanTransformer3DModel")
     for steps in [12] if args.tiny else args.steps:
         for sampler in args.sampler:
@@ -97,11 +97,11 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
 class Clips:
     """Generates latents in a loop of one's own, so that all samplers and ways go the same way."""
 
-    def __init__(self, pipe: Any, *, size: int) -> None:
+    def __init__(self, pipe: Any, prompts: Sequence[str], *, size: int) -> None:
         self._pipe = pipe
         self._size = size
         self._embeddings = [
-            pipe.encode_prompt(prompt, max_sequence_length=64)[0] for prompt in PROMPTS
+            pipe.encode_prompt(prompt, max_sequence_length=64)[0] for prompt in prompts
         ]
 
     def make(
@@ -131,7 +131,7 @@ class Clips:
         noise = torch.Generator().manual_seed(seed + 50)
         shape = (1, transformer.config.in_channels, 3, self._size, self._size)
         latents = torch.randn(shape, generator=start).to(device, transformer.dtype)
-        prompt = self._embeddings[seed % len(PROMPTS)]
+        prompt = self._embeddings[seed % len(self._embeddings)]
         output = None
         for step, timestep in enumerate(scheduler.timesteps):
             if computed is None or step in computed:

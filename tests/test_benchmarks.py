@@ -352,3 +352,14 @@ def test_bars_of_one_model_stand_together_to_scale():
     ends = [bar.get_x() + bar.get_width() for bar in axes.containers[-1]]
     assert ends == [near(1.0), near(0.5)] * 2
     assert {text.get_text() for text in axes.texts} == {"17%"}  # of a bar's own step
+
+
+def test_samplers_that_add_noise_are_measured(tmp_path):
+    code, records = dry_run(tmp_path, "noisy-samplers", "--sampler", "LTX ancestral, eta 1")
+    assert code == 0
+    assert [record["full"] for record in records] == [10, 8, 6]
+    for record in records:
+        assert record["worst_psnr_db"] == record["psnr_db"]  # of one seed
+        assert record["psnr_db"] > 20
+        assert record["held_psnr_db"] > 10
+    assert records[0]["psnr_db"] > records[2]["psnr_db"]

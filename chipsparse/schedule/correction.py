@@ -171,6 +171,7 @@ class CorrectedSteps:
         """Return True for the next step of the same generation and branches."""
         return (
             gap.schedule is self._scheduler.timesteps
+            and gap.solver.sigmas is self._scheduler.sigmas
             and gap.solver.step_index == self._scheduler.step_index
             and gap.made.branches == made.branches
             and gap.made.step + 1 == made.step

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import chipsparse
+from benchmarks.noisy_samplers import PROMPTS, SAMPLERS, Clips, psnr
+from chipsparse.profiles.profile import bundled_model
 from tests.pipelines import small_sparse
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
 from tests.tiny_models import FLOW, tiny_flux_pipeline
@@ -137,3 +139,32 @@ def test_cogvideox_with_its_stochastic_solver(name):
     torch.testing.assert_close(
         moved / moved.abs().max(), line / line.abs().max(), rtol=1e-2, atol=1e-2
     )
+
+
+# The lists of full steps that `faithful` had in 20 steps when these floors were set, and one seed
+# of the benchmark's first prompt: dB, here and with the last output held.
+FULL_STEPS = [0, 1, 2, 3, 5, 8, 13, 18]
+FLOORS = {
+    "LCM": 26.0,
+    "Euler, stochastic": 26.0,
+    "LTX ancestral, eta 1": 33.0,
+    "SDE-DPM-Solver++": 28.0,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", FLOORS)
+def test_trained_weights_keep_the_floors(sampler):
+    pipe = diffusers.WanPipeline.from_pretrained(str(bundled_model()))
+    clips = Clips(pipe, PROMPTS[:1], size=16)
+    config = chipsparse.SparsityConfig().override(
+        {
+            "mlp.density": "dense",
+            "schedule": {"full_steps": FULL_STEPS, "sparse_steps": 0.0, "forecast": 0.75},
+        }
+    )
+    make = SAMPLERS[sampler]
+    dense = clips.make(make(), 1, 20)
+    found = psnr(clips.make(make(), 1, 20, config), dense)
+    assert found > FLOORS[sampler]
+    assert found > psnr(clips.make(make(), 1, 20, held_behind=FULL_STEPS), dense) + 1

@@ -46,3 +46,16 @@ def test_a_level_that_repeats_is_one_place_of_the_line():
     found = loop.run("FFKKF", curved, **given)
     assert loop.told == [2, 3]
     assert all(latents.isfinite().all() for latents in found)
+
+
+def test_levels_that_are_exchanged_within_a_gap_end_it():
+    def before(scheduler, step, latents):
+        if step == 3:
+            scheduler.sigmas = 0.9 * scheduler.sigmas
+        return latents
+
+    loop = Loop(diffusers.FlowMatchEulerDiscreteScheduler())
+    found = loop.run("FFKKF", curved, before=before)
+    assert loop.told == []
+    plain = Loop(diffusers.FlowMatchEulerDiscreteScheduler())
+    assert all(map(torch.equal, found, plain.run("FFKKF", curved, made=unknown, before=before)))
