@@ -119,7 +119,7 @@ class Handle:
         calls = self._calls
         if calls is None:
             raise _used_up()
-        has_steps = hasattr(scheduler, "timesteps") or hasattr(scheduler, "set_timesteps")
+        has_steps = hasattr(scheduler, "timesteps") and callable(getattr(scheduler, "step", None))
         if scheduler is not None and (isinstance(scheduler, type) or not has_steps):
             raise ValueError(f"expected a scheduler, got {shown(scheduler)}")
         with calls.generation(scheduler):
@@ -437,6 +437,8 @@ def _resolve(
         return config, None
     if isinstance(config, Profile):
         profile = config
+    elif config == "":
+        raise ValueError("the path of the profile is empty")
     elif isinstance(config, str) and config.isalnum() and not os.path.exists(config):
         name = config if config in QUALITIES else DEFAULT_QUALITY
         raise ValueError(

@@ -510,7 +510,7 @@ class SparsityConfig(Validated):
 def _replaced_by(named: Mapping[str, Any]) -> set[str]:
     """Return the fields of a schedule that these new values of other fields replace.
 
-    What is left of a named quality must not hide what its user asks for.
+    What is left of a named quality must not hide which steps its user asks for.
     """
     given = {name for name, value in named.items() if value is not None}
     replaced: set[str] = set()

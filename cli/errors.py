@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import signal
@@ -9,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 import typer
 
@@ -58,7 +59,8 @@ def reported_errors(
             _report_stop(stopped, debug=debug, kept=kept)
             raise typer.Exit(exit_code(stopped)) from error
         line = f"error: {described(error)}"
-        code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILED
+        is_users = isinstance(error, UserError) or _is_long_name(error)
+        code = EXIT_USER_ERROR if is_users else EXIT_FAILED
         if code == EXIT_FAILED and not debug and not _is_out_of_memory(error):
             line += " (--debug shows the traceback)"
         with suppress(OSError):  # the terminal may be gone
@@ -122,6 +124,9 @@ def described(error: Exception) -> str:
     """Return one sentence about an error."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
+    if _is_long_name(error):
+        end = str(error.filename)[-40:]
+        return f"a file name has more letters than the file system takes: ...{end}"
     if _is_out_of_memory(error):
         on_gpu = type(error).__name__ == "OutOfMemoryError"
         where, also = ("GPU", ", or use --dtype bfloat16") if on_gpu else ("machine", "")
@@ -130,6 +135,10 @@ def described(error: Exception) -> str:
             f"--width{also}"
         )
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _is_long_name(error: Exception) -> TypeGuard[OSError]:
+    return isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
 
 
 def _is_out_of_memory(error: Exception) -> bool:

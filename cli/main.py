@@ -98,7 +98,9 @@ def main() -> None:
         except KeyboardInterrupt as interrupt:  # where no command has begun yet
             stopping.end(stopping.exit_code(interrupt) - 128)
         except SystemExit as error:
-            code = int(error.code or 0)
+            if isinstance(error.code, str):
+                print(error.code, file=sys.stderr)
+            code = 1 if isinstance(error.code, str) else int(error.code or 0)
         if stopping.asked_to_stop() is not None:
             # Python's own end may take as long as a command's beginning.
             stopping.leave(code or 0)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ def check_readable(name: str, path: Path) -> None:
 
 def is_here(location: str) -> bool:
     """Return whether a model's folder is on this machine."""
-    return Path(location).expanduser().exists()
+    return os.path.exists(Path(location).expanduser())
 
 
 def model_files(location: str) -> list[Path]:

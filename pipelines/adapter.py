@@ -174,6 +174,7 @@ class ModelAdapter(PatchedFamily):
         self._argument_names = forward_arguments(transformer)
         number = register_runner(self)
         try:
+            self.feed_forward_sites = self.feed_forwards()  # a call may begin in another thread
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
             for layer, module in enumerate(self.self_attentions()):
@@ -182,7 +183,6 @@ class ModelAdapter(PatchedFamily):
                     self._patches.set_class(module.processor, mixin)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
                 self.hook_attention(module)
-            self.feed_forward_sites = self.feed_forwards()
             for layer, site in enumerate(self.feed_forward_sites):
                 site.patch(self._patches, make_tag(number, layer))
             take_off(transformer, self._patches)

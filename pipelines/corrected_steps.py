@@ -56,7 +56,7 @@ class StepCorrection:
         self._wanted = list(wanted.values())
 
     def _wrap(self, scheduler: Any) -> None:
-        if id(scheduler) in self._followed or not hasattr(scheduler, "step"):
+        if id(scheduler) in self._followed or not callable(getattr(scheduler, "step", None)):
             return
         parameters = step_parameters(scheduler)
         corrected: CorrectedSteps | None = None
@@ -84,8 +84,8 @@ class StepCorrection:
         what = "this config" if quality is None else f"quality {quality}"
         if is_known:
             reused = (
-                "skipped steps reuse the clean sample, and the result is further from the dense "
-                f"one than with {what} and a sampler without noise"
+                f"skipped steps reuse the clean sample, and {what} comes out further from the "
+                "dense result than elsewhere"
             )
         else:
             reused = (
@@ -117,7 +117,8 @@ class StepCorrection:
             placed = all(
                 each.corrected.is_placed for each in self._followed.values() if each.corrected
             )
-            if wanted and not (self._stepped is last and placed):
+            adds_noise = any(each.noisy.adds_noise for each in self._followed.values())
+            if wanted and not adds_noise and not (self._stepped is last and placed):
                 self._report.note(f"skipped steps are not corrected: {reason or NOT_STEPPED}")
         if step is None:
             self.follow(self._wanted)  # and no copies any more

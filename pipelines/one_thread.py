@@ -26,7 +26,7 @@ class OneThread:
     def only(self, name: str, remedy: str = FOR_CALLS) -> Iterator[None]:
         """Keeps other threads out of the block: a `RuntimeError` names what they call."""
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError(f"this {name} is being called in another thread; {remedy}")
+            raise RuntimeError(f"this {name} is in use by another thread; {remedy}")
         before, self._thread = self._thread, threading.get_ident()
         try:
             yield

@@ -30,7 +30,9 @@ class _Read:
         copy = tensor.clone() if compared else None
         return cls(TensorWeakRef(tensor), tensor.data_ptr(), write_count(tensor), copy)
 
-    def is_still(self, tensor: torch.Tensor) -> bool:
+    def is_still(self, tensor: torch.Tensor, *, undisturbed: bool) -> bool:
+        if self.copy is None and is_compared(tensor, undisturbed=undisturbed):
+            return False  # it was read where nobody but the pipeline could write to it
         if self.tensor() is not tensor or self.address != tensor.data_ptr():
             return False
         if self.writes != write_count(tensor):
@@ -55,8 +57,8 @@ class TensorFacts(Generic[Fact]):
     def __call__(self, *tensors: torch.Tensor) -> Fact:
         """The fact about these tensors, at least one, as they are now."""
         known: tuple[list[_Read], Fact] | None = self._known.get(tensors[0])
-        if known is None or not _are_still(known[0], tensors):
-            undisturbed = self._undisturbed()
+        undisturbed = self._undisturbed()
+        if known is None or not _are_still(known[0], tensors, undisturbed=undisturbed):
             seen = [_Read.of(tensor, undisturbed=undisturbed) for tensor in tensors]
             self._known[tensors[0]] = known = (seen, self._read(*tensors))
         return known[1]
@@ -67,5 +69,8 @@ def remembered(read: Callable[..., Fact]) -> cached_property[TensorFacts[Fact]]:
     return cached_property(lambda adapter: TensorFacts(read, adapter.is_undisturbed))
 
 
-def _are_still(seen: list[_Read], tensors: tuple[torch.Tensor, ...]) -> bool:
-    return len(seen) == len(tensors) and all(map(_Read.is_still, seen, tensors))
+def _are_still(seen: list[_Read], tensors: tuple[torch.Tensor, ...], *, undisturbed: bool) -> bool:
+    return len(seen) == len(tensors) and all(
+        read.is_still(tensor, undisturbed=undisturbed)
+        for read, tensor in zip(seen, tensors, strict=True)
+    )

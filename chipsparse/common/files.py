@@ -29,10 +29,10 @@ def check_inputs_stay(writes: Iterable[Write], reads: Iterable[Path]) -> None:
     A folder among ``reads`` stands for all files in it. Files are told by what they are, not by
     their names: a link, another spelling and another case of the letters are the same file.
     """
-    known = {_identity(path): path for path in reads if path.exists()}
+    known = {_identity(path): path for path in reads if os.path.exists(path)}
     for option, path in writes:
         within = Path(os.path.realpath(path))
-        for place in (within, *within.parents) if within.exists() else ():
+        for place in (within, *within.parents) if os.path.exists(within) else ():
             read = known.get(_identity(place))
             if read is not None:
                 file = read if place is within else read / within.relative_to(place)
@@ -61,7 +61,7 @@ def scratch_folder(parent: Path | None = None, prefix: str = ".chipsparse-") -> 
 
 def clip_sources(path: Path) -> list[Path]:
     """Return the files that a clip may be read from: one, or images of a folder or of a name."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return sorted(path.glob("*.[pP][nN][gG]"))
     return [path, *numbered_files(path)]
 

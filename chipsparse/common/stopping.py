@@ -47,7 +47,8 @@ class _State:
         self.settled = threading.Event()  # the main thread reports it, and needs no more hurry
         self.patient = 0  # blocks that may take their time
         self.said = False  # the line was printed
-        self.ending = threading.Lock()
+        self.ending = threading.RLock()
+        self.ender: int | None = None  # the thread that ends the process
         self.kept: Callable[[], str] = lambda: "nothing was written"
         self.undone: list[Callable[[], object]] = []  # to be done where the process ends at once
 
@@ -69,6 +70,8 @@ def asked_to_stop() -> KeyboardInterrupt | None:
 
 def stop(number: int, _: FrameType | None) -> None:
     """Raise `KeyboardInterrupt` or `Stopped` for a signal; a second one ends the process."""
+    if _state.ender == threading.get_ident():  # a further signal: the end goes on
+        return
     if _state.listening:
         if _state.asked is not None and not _state.patient:
             end(number)
@@ -123,6 +126,9 @@ def patiently() -> Iterator[None]:
 def end(number: int) -> None:
     """End the process at once, after what is to be done at least, with the line and the code."""
     _state.ending.acquire()  # never released: another thread that comes here waits for the end
+    if _state.ender is not None:  # this thread, within what a signal interrupted
+        return
+    _state.ender = threading.get_ident()
     sys.stdout = sys.__stdout__
     for undone in reversed(_state.undone):
         with suppress(BaseException):

@@ -117,7 +117,8 @@ def static_bits(columns: Any) -> frozenbitarray:
     Takes a bitarray of either bit order, a bool array or tensor ``[N]``, or a list of bools. Raises
     `ValueError` for anything else, or where there is no column.
     """
-    if isinstance(columns, torch.Tensor) and columns.dtype == torch.bool and not columns.is_meta:
+    is_plain = isinstance(columns, torch.Tensor) and columns.layout == torch.strided
+    if is_plain and columns.dtype == torch.bool and not columns.is_meta:
         columns = columns.detach().cpu().numpy()
     if isinstance(columns, torch.Tensor):
         raise ValueError(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chipsparse.schedule.correction import Made
+from chipsparse.schedule.correction import GIVEN, Made
 
 # Classes of diffusers by how they compute a clean sample. Those of `STRAIGHT_FLOW` go from noise to
 # a clean sample by a straight line, whatever their config says of predictions.
@@ -50,7 +50,6 @@ ALL_NOISE_IS_NEW = ("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", 
 # distance behind the last one goes on by `LINE` r / (1 + r) of their difference. Without the
 # denominator it lost up to 4 dB in the long gaps of few full steps.
 LINE = 0.5
-NEEDED = {"model_output", "sample", "timestep"}  # parameters of a step, without which it is as is
 
 
 class CleanSampleForm(NamedTuple):
@@ -92,13 +91,15 @@ def clean_sample_form(
 ) -> CleanSampleForm | None:
     """Return how a scheduler computes its clean sample at a step; None where that is not known."""
     name = _known_name(scheduler)
+    if name is None:
+        return None
     config = scheduler.config
     prediction = config.get("prediction_type", "epsilon")
     if name in CONSTANT_VARIANCE:
         timestep = torch.as_tensor(arguments["timestep"]).to(scheduler.alphas_cumprod.device)
         product = scheduler.alphas_cumprod[timestep.long()]
         return _of_prediction(prediction, product**0.5, (1 - product) ** 0.5)
-    if name is None or step is None:
+    if step is None:
         return None
     tokens = arguments.get("per_token_timesteps")
     if tokens is not None:
@@ -110,10 +111,12 @@ def clean_sample_form(
         return CleanSampleForm(1.0, distance, distance.abs())
     if name in BY_THEIR_SIGMAS:
         return _of_prediction(prediction, *scheduler._sigma_to_alpha_sigma_t(sigma))
-    if prediction != "v_prediction":
-        return _of_prediction(prediction, torch.ones_like(sigma), sigma)
-    variance = sigma**2 + 1
-    return CleanSampleForm(1 / variance, sigma / variance**0.5, sigma)
+    if prediction == "epsilon":
+        return CleanSampleForm(1.0, sigma, sigma)
+    if prediction == "v_prediction":
+        variance = sigma**2 + 1
+        return CleanSampleForm(1 / variance, sigma / variance**0.5, sigma)
+    return None
 
 
 def _known_name(scheduler: Any) -> str | None:
@@ -165,7 +168,7 @@ class NoisySteps:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         origin = self._origin()
         arguments = dict(zip(self._parameters, args, strict=False)) | kwargs
-        if origin is None or not arguments.keys() >= NEEDED:
+        if origin is None or not arguments.keys() >= set(GIVEN):
             self.drop()
             return self._step(*args, **kwargs)
         sample = arguments["sample"]
@@ -175,7 +178,8 @@ class NoisySteps:
             if "model_output" in kwargs:
                 kwargs["model_output"] = output
             else:
-                args = (output, *args[1:])
+                position = self._parameters.index("model_output")
+                args = (*args[:position], output, *args[position + 1 :])
         generators = _generators(arguments, sample.device)
         before = [generator.get_state() for generator in generators]
         stepped = self._step(*args, **kwargs)
@@ -201,7 +205,9 @@ class NoisySteps:
         """Keep the clean sample of a computed step, which the scheduler has counted."""
         counted = getattr(self._scheduler, "step_index", None)
         step = None if counted is None else counted - 1
-        form = clean_sample_form(self._scheduler, step, arguments)
+        # An output with more channels than the latents has a variance, too.
+        is_whole = output.shape == sample.shape
+        form = clean_sample_form(self._scheduler, step, arguments) if is_whole else None
         before = [] if origin.restarted else self._computed[-1:]
         self._computed = []
         if form is not None:
@@ -263,5 +269,17 @@ def clean_bytes(latents: torch.Tensor) -> int:
 
 
 def step_parameters(scheduler: Any) -> tuple[str, ...]:
-    """Return the names of the parameters of a scheduler's `step`, without the scheduler."""
-    return tuple(inspect.signature(scheduler.step).parameters)
+    """Return the names of the parameters of a scheduler's `step`, in the order of pipelines.
+
+    A `step` of the user's may name them otherwise, or take anything: pipelines call it as that of
+    the class of diffusers which it stands for.
+    """
+    own = [base for base in type(scheduler).__mro__ if base.__module__.startswith("diffusers.")]
+    step = next((vars(base)["step"] for base in own if "step" in vars(base)), None)
+    if step is not None:
+        return tuple(inspect.signature(step).parameters)[1:]
+    try:
+        names = tuple(inspect.signature(scheduler.step).parameters)
+    except ValueError:  # written in C
+        return GIVEN
+    return names if set(names) >= set(GIVEN) else GIVEN

@@ -162,9 +162,9 @@ class Studio:
 
     def start(self, chosen: dict[str, Any], page: str = "") -> Live:
         """Begin a generation of a page, in place of its own one that still runs."""
-        self.stop(page)
         live = Live()
         with self._lock:
+            self._stop_own(page)
             others = [other for owner, other in self._lives.items() if owner != page]
             waits = any(not (other.ended or other.stopped) for other in others)
             self._lives[page] = self.live = live
@@ -175,13 +175,16 @@ class Studio:
     def stop(self, page: str = "") -> None:
         """Stop what a page began and what is left of pages that are gone, at the end of a step."""
         with self._lock:
-            own = self._lives.get(page)
-            for live in (*self._left, *([] if own is None else [own])):
-                live.stopped = True
-            self._left.clear()
+            self._stop_own(page)
             # A page that was loaded anew may ask before the server knows that the old one is gone.
-            if own is None:
+            if page not in self._lives:
                 self.live.unwanted = True
+
+    def _stop_own(self, page: str) -> None:
+        own = self._lives.get(page)
+        for live in (*self._left, *([] if own is None else [own])):
+            live.stopped = True
+        self._left.clear()
 
     def leave(self, page: str) -> None:
         """Note that a page is gone: what it began goes on, and is any page's to stop."""

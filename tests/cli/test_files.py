@@ -198,3 +198,9 @@ def test_the_refusal_does_not_wait_for_torch(everything, words):
     assert (ran.returncode, ran.stdout) == (2, "False\n")
     assert ran.stderr.count("\n") == 1
     assert "which is read" in ran.stderr
+
+
+@pytest.mark.parametrize("words", [["compare", "o.png"], ["generate", "x", "--image"]])
+def test_names_that_are_too_long_are_refused(everything, loads_nothing, words):
+    said = command(*words, 300 * "x" + ".png", "-o", "new.png").sentence()
+    assert "xxx.png" in said

@@ -67,6 +67,18 @@ def load(*_, **__):
     except BaseException as error: raise ImportError("no") from error
 request.load_pipeline = load
 """
+CLEANING = f"""
+from chipsparse.cli import request
+from chipsparse.common import stopping
+def load(*_, **__):
+    with stopping.done_at_least(lambda: time.sleep(1)):
+        try:
+            {READY}
+            time.sleep(60)
+        except BaseException: pass
+        time.sleep(60)
+request.load_pipeline = load
+"""
 WRITING = f"""
 from chipsparse.cli.media import write
 import numpy as np
@@ -150,6 +162,11 @@ def test_a_second_ctrl_c_ends_at_once(workdir):
     begun = time.monotonic()
     assert ends(started_process, times=2)[-1:] == INTERRUPTED
     assert time.monotonic() - begun < stopping.SECONDS_TO_END
+
+
+@pytest.mark.slow
+def test_further_ones_do_not_hold_up_what_is_to_be_done_at_the_end(workdir):
+    assert ends(started(CLEANING, *GENERATE), times=8)[-1:] == INTERRUPTED
 
 
 @pytest.mark.slow

@@ -88,9 +88,7 @@ def test_another_thread_is_refused_during_a_call_which_goes_on(pipe, sparse, ver
         assert handle.report.error is None
     (error,) = errors
     assert isinstance(error, RuntimeError)
-    assert "this WanPipeline is being called in another thread; chipsparse patches and" in str(
-        error
-    )
+    assert "this WanPipeline is in use by another thread; chipsparse patches and" in str(error)
 
 
 @each_verb

@@ -129,7 +129,7 @@ def test_a_second_thread_is_refused_and_the_first_one_undisturbed(pipe, sparse, 
         assert in_a_thread(lambda: wan(pipe)) is None  # one after the other
     (error,) = errors
     assert isinstance(error, RuntimeError)
-    assert str(error).startswith(f"this {name} is being called in another thread; chipsparse keeps")
+    assert str(error).startswith(f"this {name} is in use by another thread; chipsparse keeps")
 
 
 def test_whoever_asks_in_another_thread_whether_it_is_interrupted_ends_nothing(pipe, sparse):

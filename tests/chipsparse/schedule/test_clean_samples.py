@@ -266,3 +266,67 @@ def test_tokens_have_levels_of_their_own():
     leading = form.output(sample, torch.ones_like(sample), other)
     assert torch.equal(leading[:, 0], other[:, 0])
     torch.testing.assert_close(form.clean(sample, leading)[:, 1:], torch.ones(1, 2, 5))
+
+
+class Renamed(diffusers.FlowMatchLCMScheduler):
+    def step(self, model_output, t, sample, **more):
+        return super().step(model_output, t, sample, **more)
+
+
+class Anything(diffusers.FlowMatchLCMScheduler):
+    def step(self, *args, **more):
+        return super().step(*args, **more)
+
+
+def set_by_the_user():
+    scheduler = diffusers.FlowMatchLCMScheduler()
+    stock = scheduler.step
+    scheduler.step = lambda *args, **more: stock(*args, **more)
+    return scheduler
+
+
+@pytest.mark.parametrize("make", [Renamed, Anything, set_by_the_user])
+def test_a_step_of_the_users_may_name_its_parameters_otherwise(make):
+    expected = Ideal(make).run("FFFFFFFFFF")
+    loop = Ideal(make)
+    found = loop.run("FFKFKKKKFK")
+    assert loop.told
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+class Bare:
+    """No class of diffusers: it has no config, and its step other names."""
+
+    def step(self, velocity, t, latents):
+        self.got = velocity
+        return (latents + torch.randn(SHAPE),)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "channels"),
+    [(Bare(), 4), (diffusers.DDPMScheduler(variance_type="learned_range"), 8)],
+    ids=["without a config", "with a variance in its outputs"],
+)
+def test_what_has_no_clean_sample_is_told_and_steps_as_it_is(scheduler, channels):
+    now = None
+    told = []
+    steps = NoisySteps(
+        scheduler,
+        scheduler.step,
+        step_parameters(scheduler),
+        lambda: now,
+        lambda _, is_known: told.append(is_known),
+    )
+    output = torch.cat([random(1), random(2)], dim=1)[:, :channels]
+    for step, kind in enumerate(("full", "reused")):
+        now = Made(step, kind, frozenset({"one"}))
+        latents = latents_of(steps(output, 500 - step, random(9)))
+        assert latents.isfinite().all()
+    assert told == [False]
+
+
+def test_euler_has_two_kinds_of_prediction():
+    scheduler = diffusers.EulerDiscreteScheduler(prediction_type="sample")
+    scheduler.set_timesteps(4)
+    assert clean_sample_form(scheduler, 1, {}) is None
