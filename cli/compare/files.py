@@ -7,13 +7,14 @@ from pathlib import Path
 
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.compare.record import FilesComparison, ShownClip
-from chipsparse.cli.errors import UserError, results_alone
+from chipsparse.cli.errors import results_alone, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel, difference_rows, stack_panels
-from chipsparse.cli.media.read import Clip, output_fps, read_clip, size_text
+from chipsparse.cli.media.read import Clip, output_fps, read_clip
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.common.files import check_inputs_stay
+from chipsparse.experiments.frames import check_fit
 from chipsparse.experiments.lpips import find_lpips
 from chipsparse.experiments.quality import compare_clips
 
@@ -66,15 +67,8 @@ def write_clip(
 
 def _check(a: Clip, b: Clip, options: CompareOptions, fps: float | None) -> None:
     """Raise `UserError` where the clips do not fit together, or cannot be written."""
-    for what, of_a, of_b in (
-        ("frames", str(len(a.frames)), str(len(b.frames))),
-        ("pixels", size_text(a.frames[0]), size_text(b.frames[0])),
-    ):
-        if of_a != of_b:
-            raise UserError(
-                f"{a.path} has {of_a} {what} and {b.path} has {of_b}; only clips of one size and "
-                "length can be compared"
-            )
+    with user_errors(ValueError):
+        check_fit(a.frames, b.frames, names=(str(a.path), str(b.path)))
     if options.output is not None:
         media.check_output(options.output, fps=fps)
         single = len(a.frames) == 1

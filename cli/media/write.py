@@ -19,11 +19,11 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.options import Item
 from chipsparse.common.files import beside, numbered, scratch_folder
 from chipsparse.common.text_files import readable
+from chipsparse.common.version import __version__
 
 if TYPE_CHECKING:
     from chipsparse.cli.request import Request
@@ -276,7 +276,7 @@ def generation_metadata(request: Request, item: Item) -> dict[str, str]:
         "mode": options.mode,
         "profile": None if profile is None else _without_folder(profile.source),
         "quality": None if profile is None else profile.quality,
-        "chipsparse": chipsparse.__version__,
+        "chipsparse": __version__,
     }
     return {name: readable(str(value)) for name, value in facts.items() if value is not None}
 
