@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from chipsparse.api import Handle, disable, enable
     from chipsparse.cache.memory_plan import BudgetError
+    from chipsparse.cli.compare.clips import compare
     from chipsparse.config import (
         AttentionConfig,
         ConfigError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         ScheduleConfig,
         SparsityConfig,
     )
+    from chipsparse.experiments.comparison import ClipComparison, FrameComparison
     from chipsparse.parallel.degrees import Parallel
     from chipsparse.parallel.peers import PeerError
     from chipsparse.plan import Action
@@ -45,9 +47,11 @@ __all__ = [
     "Action",
     "AttentionConfig",
     "BudgetError",
+    "ClipComparison",
     "ConfigError",
     "DenseWarning",
     "FallbackError",
+    "FrameComparison",
     "GenerationDefaults",
     "GenerationReport",
     "Handle",
@@ -63,6 +67,7 @@ __all__ = [
     "ScheduleConfig",
     "SparsityConfig",
     "StepRecord",
+    "compare",
     "default_profile",
     "disable",
     "enable",
@@ -91,12 +96,15 @@ _LATER = {
     "Parallel": "parallel.degrees",
     "Action": "plan",
     "BudgetError": "cache.memory_plan",
+    "ClipComparison": "experiments.comparison",
+    "FrameComparison": "experiments.comparison",
     "GenerationReport": "report.generation",
     "Handle": "api",
     "KeptColumns": "report.kept_columns",
     "LayerRecord": "report.generation",
     "PeerError": "parallel.peers",
     "StepRecord": "report.generation",
+    "compare": "cli.compare.clips",
     "disable": "api",
     "enable": "api",
 }

@@ -74,7 +74,7 @@ def _make_app() -> typer.Typer:
 
     def print_version(asked: bool) -> None:
         if asked:
-            from chipsparse import __version__
+            from chipsparse.common.version import __version__
 
             print(f"chipsparse {__version__}")
             raise typer.Exit()

@@ -13,7 +13,6 @@ import torch
 from PIL import ImageOps
 from PIL.Image import Image, Resampling
 
-import chipsparse
 from chipsparse.cli import plan as planning
 from chipsparse.cli.errors import UserError, results_alone, user_errors
 from chipsparse.cli.model.description import (
@@ -39,6 +38,7 @@ from chipsparse.cli.settings import (
 from chipsparse.cli.views.names import name_of
 from chipsparse.cli.views.units import sharing_text
 from chipsparse.common.machine import device_name, package_version
+from chipsparse.common.version import __version__
 from chipsparse.experiments.clips import ClipMaker, step_costs
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles import profile as profiles
@@ -138,7 +138,7 @@ class Request(Place):
             "dtype": self.dtype_name,
             "sharing": "" if self.parallel is None else sharing_text(self.parallel),
             "versions": {
-                "chipsparse": chipsparse.__version__,
+                "chipsparse": __version__,
                 "torch": str(torch.__version__),
                 **{name: package_version(name) for name in PACKAGES},
             },

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import chipsparse
+from chipsparse.api import enable
 from chipsparse.common.errors import UserError, user_errors
 from chipsparse.config import PARTS, ConfigError, SparsityConfig
 from chipsparse.cost_model.layer_times import LayerTime, Rates, layer_time
@@ -132,9 +132,7 @@ def patched(
 ) -> Iterator[GenerationReport]:
     """Patches a pipeline for the time being; raises `UserError` where it cannot run so."""
     with user_errors(ValueError):
-        handle = chipsparse.enable(
-            pipe, config, strict=strict, layer_times=layer_times, parallel=parallel
-        )
+        handle = enable(pipe, config, strict=strict, layer_times=layer_times, parallel=parallel)
     with handle, user_errors(ConfigError):
         yield handle.report
 

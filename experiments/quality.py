@@ -101,11 +101,12 @@ def compare_clips(
         before, after = map(_flickers, (a, b))
         per_frame |= {"flicker_dense": [None, *before, None], "flicker": [None, *after, None]}
         means |= {"flicker": _mean(after), "flicker_change": _mean(after) - _mean(before)}
-    change = max(int(np.abs(x.astype(np.int16) - y).max()) for x, y in zip(a, b, strict=True))
+    changes = [int(np.abs(x.astype(np.int16) - y).max()) for x, y in zip(a, b, strict=True)]
+    per_frame["largest_difference"] = [*changes]
     return ClipQuality(
-        identical=change == 0,
+        identical=max(changes) == 0,
         psnr_db=_finite_decibel(error),
-        largest_difference=change,
+        largest_difference=max(changes),
         per_frame=per_frame,
         **means,
     )

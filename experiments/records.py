@@ -41,8 +41,8 @@ class ClipQuality(BaseModel):
     flicker: float | None = None  # mean absolute second difference over time, from three frames on
     flicker_change: float | None = None  # minus that of the other clip
     largest_difference: int = 0  # of any value of any pixel, of 255
-    # PSNR, SSIM, LPIPS and flicker of each frame by name, and the other clip's `flicker_dense`;
-    # empty where not kept.
+    # Each frame's PSNR, SSIM, LPIPS, flicker and largest difference by name, and the other clip's
+    # `flicker_dense`; empty where not kept.
     per_frame: dict[str, list[float | None]] = {}
 
     @property

@@ -23,7 +23,7 @@ from tests.markdown_pages import Page
 
 ROOT = Path(__file__).parents[1]
 USER_PAGES = [Page(path) for path in pages()]
-OTHER_PAGES = ("C*.md", "benchmarks/notes/*.md", "assets/*/README.md")
+OTHER_PAGES = ("C*.md", "benchmarks/notes/*.md", "assets/*/README.md", "examples/*/README.md")
 PAGES = [*USER_PAGES, *(Page(path) for glob in OTHER_PAGES for path in sorted(ROOT.glob(glob)))]
 COMMANDS = typer.main.get_command(app).commands
 TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))

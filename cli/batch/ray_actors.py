@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 import ray
 import torch
 
-import chipsparse
 from chipsparse.cli.batch.entries import Entry, Maker
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.record import BatchClip
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.progress import ProgressDisplay, silent_display
+from chipsparse.common.version import __version__
 
 ADDRESS = "RAY_ADDRESS"  # which Ray itself reads
 SECONDS_TO_CONNECT = 10.0
@@ -90,7 +90,7 @@ class RayActors:
                 yield clip.model_copy(update={"tries": tries + clip.tries})
 
     def _start(self) -> Any:
-        return self._kind.remote(chipsparse.__version__)
+        return self._kind.remote(__version__)
 
 
 class _Actor:
@@ -101,9 +101,9 @@ class _Actor:
 
     def make(self, entry: Entry, tries: int) -> tuple[Any, ...]:
         """Return a file's record and, where it was made, the bytes of its thumbnail and its own."""
-        if self._version != chipsparse.__version__:
+        if self._version != __version__:
             raise UserError(
-                f"{socket.gethostname()} has chipsparse {chipsparse.__version__}, and the "
+                f"{socket.gethostname()} has chipsparse {__version__}, and the "
                 f"command's machine {self._version}; install the same one on all"
             )
         with TemporaryDirectory() as name:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import typer
+
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.compare.record import FilesComparison, ShownClip
-from chipsparse.cli.errors import UserError, results_alone
+from chipsparse.cli.errors import EXIT_FAILED, UserError, results_alone, say, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel, difference_rows, stack_panels
-from chipsparse.cli.media.read import Clip, output_fps, read_clip, size_text
+from chipsparse.cli.media.read import Clip, output_fps, read_clip
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.common.files import check_inputs_stay
-from chipsparse.experiments.lpips import find_lpips
+from chipsparse.experiments.comparison import comparison_of
+from chipsparse.experiments.frames import check_fit
+from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.quality import compare_clips
 
 
@@ -29,8 +33,11 @@ def compare_files(options: CompareOptions) -> None:
         _check(a, b, options, fps)
         frames, height, width, _ = a.frames.shape
         lpips = find_lpips(height, width)
+        check_lpips(options, lpips)
         with display.stage("comparing"):
             quality = compare_clips(a.frames, b.frames, perceptual=lpips.measure)
+        with user_errors(ValueError):
+            broken = options.bounds.broken(comparison_of(quality, height, width))
         if output is not None:
             with display.stage(f"writing {output}"):
                 pair = (a.frames, a.path.name), [(b.frames, b.path.name)]
@@ -44,9 +51,26 @@ def compare_files(options: CompareOptions) -> None:
         lossy=list(dict.fromkeys(str(clip.path) for clip in (a, b) if clip.lossy)),
         lpips_missing=lpips.why_not,
         clip=shown,
+        bounds=options.bounds.given,
+        passed=not broken if options.bounds.given else None,
+        broken=[bound.text for bound in broken],
         **quality.model_dump(),
     )
     print_result(result, as_json=options.json)
+    fail_where_broken(result.broken)
+
+
+def check_lpips(options: CompareOptions, lpips: Lpips) -> None:
+    """Raise `UserError` where a bound needs LPIPS, and it cannot be measured."""
+    if options.max_lpips is not None and lpips.why_not is not None:
+        raise UserError(f"--max-lpips {options.max_lpips:g} needs LPIPS: {lpips.why_not}")
+
+
+def fail_where_broken(broken: Sequence[str]) -> None:
+    """End the command with exit code 1 and the broken bounds on stderr; do nothing for none."""
+    if broken:
+        say(f"failed: {'; '.join(broken)}")
+        raise typer.Exit(EXIT_FAILED)
 
 
 def write_clip(
@@ -66,15 +90,8 @@ def write_clip(
 
 def _check(a: Clip, b: Clip, options: CompareOptions, fps: float | None) -> None:
     """Raise `UserError` where the clips do not fit together, or cannot be written."""
-    for what, of_a, of_b in (
-        ("frames", str(len(a.frames)), str(len(b.frames))),
-        ("pixels", size_text(a.frames[0]), size_text(b.frames[0])),
-    ):
-        if of_a != of_b:
-            raise UserError(
-                f"{a.path} has {of_a} {what} and {b.path} has {of_b}; only clips of one size and "
-                "length can be compared"
-            )
+    with user_errors(ValueError):
+        check_fit(a.frames, b.frames, names=(str(a.path), str(b.path)))
     if options.output is not None:
         media.check_output(options.output, fps=fps)
         single = len(a.frames) == 1

@@ -14,10 +14,10 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from chipsparse.cli.compare.files import write_clip
+from chipsparse.cli.compare.files import check_lpips, fail_where_broken, write_clip
 from chipsparse.cli.compare.options import CLIPS, MEASURED, PAGE, TO_SEND, CompareOptions
 from chipsparse.cli.compare.record import Comparison
-from chipsparse.cli.compare.ways import OURS, Row, differences
+from chipsparse.cli.compare.ways import METRIC_OF, OURS, Row, differences, usual_bounds
 from chipsparse.cli.errors import UserError, check_installed, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
@@ -33,6 +33,7 @@ from chipsparse.cli.views.units import counted
 from chipsparse.common import stopping
 from chipsparse.common.files import check_inputs_stay
 from chipsparse.experiments.engine import Experiment, Way, sparse_way
+from chipsparse.experiments.lpips import find_lpips
 from chipsparse.experiments.rivals import CALIBRATION, FLOOR, MAG, SEA, suite_rivals
 from chipsparse.experiments.samples import DENSE, Sample
 from chipsparse.experiments.statistics import LEAST_VALUES
@@ -66,6 +67,7 @@ def compare_configs(options: CompareOptions) -> None:
         _check_settings(first, last)
         video = place.model.accepts("num_frames")
         samples = _samples(options, shapes(video=video), PAIR_PROMPTS)
+        _check_lpips(options, first)
         if len(samples) < LEAST_VALUES:
             raise UserError(
                 f"{options.prompts} has {counted(len(samples), 'prompt')}; intervals need at least "
@@ -83,10 +85,12 @@ def compare_configs(options: CompareOptions) -> None:
         prompts = [sample.prompt for sample in samples]
         rank = meet(rank, place.device, called(options, *profiles, prompts=prompts))
         ways = []
+        bounds = dict[str, Mapping[str, float]]()
         for name, request in requests.items():
             if (profile := request.profile) is not None:
                 titles: dict[str, Any] = {"method": name, "setting": name_of(profile.source)}
                 ways.append(sparse_way(name, profile, parallel=rank.parallel, **titles))
+                bounds[name] = _bounds(options, profile.quality)
         store = Store(ranks=rank)
         experiment = Experiment(first.maker(display), samples, store, per_frame=True)
         experiment.plan(ways)
@@ -109,7 +113,7 @@ def compare_configs(options: CompareOptions) -> None:
                 code = exit_code(error)
                 stopping.settle()
                 break
-            result = _result(first, experiment, ways, remarks)
+            result = _result(first, experiment, ways, options, bounds, remarks=remarks)
             if result.seed == sample.seed:
                 made = {clip.way.name: clip.generation for clip in clips}
                 shown = [(clip.frames, name) for name in names if (clip := made.get(name))]
@@ -126,6 +130,7 @@ def compare_configs(options: CompareOptions) -> None:
         print_result(result, as_json=options.json)
     if code:
         raise typer.Exit(code)
+    fail_where_broken(result.broken)
 
 
 def _with_sides(result: Comparison, options: CompareOptions) -> Comparison:
@@ -168,10 +173,14 @@ def run_suite(options: CompareOptions) -> None:
         is_bundled = bundled_name(model.location) is not None
         bundled = shapes(video=video) if is_bundled else "suite.txt"
         samples = _samples(options, bundled, SUITE_PROMPTS)
+        _check_lpips(options, request)
         facts = request.measured_with
         store = Store(folder / MEASURED, facts, kind="suite clips", dense=folder / DENSE)
         maker = request.maker(display, plain_lines=1)
-        ways = [*suite_rivals(maker, store, samples[0]), *_ours(options, request)]
+        ours = _ours(options, request)
+        ways = [*suite_rivals(maker, store, samples[0]), *ours]
+        qualities = {way.name: way.name.removeprefix(f"{OURS} ") for way in ours}
+        bounds = {name: _bounds(options, quality) for name, quality in qualities.items()}
 
         def write(way: Way, sample: Sample, frames: np.ndarray) -> None:
             file = folder / clip_file(way, sample, suffix)
@@ -186,7 +195,7 @@ def run_suite(options: CompareOptions) -> None:
             experiment.plan(ways, **also)
             for _ in experiment.run(ways, [sample]):
                 pass
-            result = _result(request, experiment, ways, hidden=hidden)
+            result = _result(request, experiment, ways, options, bounds, hidden=hidden)
             shown = [item for item in samples if item.seed == result.seed]
             made = [way for way in (experiment.dense_way, *ways) if not experiment.refusal(way)]
             files = {way.name: clip_file(way, item, suffix) for way in made for item in shown}
@@ -200,6 +209,7 @@ def run_suite(options: CompareOptions) -> None:
         without = "" if options.with_prompts else ", without the prompts"
         made_files = [("page", str(folder / PAGE)), ("to send", f"{folder / TO_SEND}{without}")]
         print_sections(Console(), [Section("", [Facts(made_files)])])
+    fail_where_broken(result.broken)
 
 
 def _ours(options: CompareOptions, request: Request) -> list[Way]:
@@ -239,15 +249,31 @@ def _samples(options: CompareOptions, bundled: str, usual: int) -> list[Sample]:
     return [Sample(i, text, options.seed + i) for i, text in enumerate(texts[:wanted])]
 
 
+def _check_lpips(options: CompareOptions, request: Request) -> None:
+    if options.max_lpips is not None:
+        settings = request.settings
+        check_lpips(options, find_lpips(settings.height or 1 << 20, settings.width or 1 << 20))
+
+
+def _bounds(options: CompareOptions, quality: str | None) -> dict[str, float]:
+    """Return the bounds of each clip of a config: those given, or the usual ones of its quality."""
+    given = {METRIC_OF[name]: bound for name, bound in options.bounds.given.items()}
+    return given or usual_bounds(quality)
+
+
 def _result(
     request: Request,
     experiment: Experiment,
     ways: Sequence[Way],
+    options: CompareOptions,
+    bounds: Mapping[str, Mapping[str, float]],
+    *,
     remarks: Mapping[str, Sequence[str]] | None = None,
     hidden: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Return the numbers of the clips that were made so far, with further remarks of ways.
 
+    ``bounds`` has the ways that bounds decide on, each with its own; `options` say if any is given.
     A result to send has values in place of what is ``hidden`` of the clips, and no folders.
     """
     rows, missing = [], None
@@ -258,7 +284,8 @@ def _result(
         clips = [record for record in records if record is not None]
         own = (remarks or {}).get(way.name, ())
         why = None if refused is None else plain(refused)
-        facts = {"method": way.method, "setting": way.setting, "refused": why}
+        facts: dict[str, Any] = {"method": way.method, "setting": way.setting, "refused": why}
+        facts["bounds"] = bounds.get(way.name) or _bounds(options, None)
         row = Row.of(way.name, clips, remarks=own, **facts)
         missing = next((clip.lpips_missing for clip in clips if clip.lpips_missing), missing)
         update = {
@@ -266,8 +293,13 @@ def _result(
             "clips": [clip.model_copy(update={**UNSENT, **(hidden or {})}) for clip in clips],
         }
         rows.append(row.model_copy(update=update))
+    judged = [row for row in rows if row.name in bounds]
+    broken = [text for row in judged for text in row.broken()] if options.bounds.given else []
     return Comparison(
         **request.facts,
+        passed=not broken if options.bounds.given else None,
+        identical=all(clip.identical for row in judged for clip in row.clips),
+        broken=broken,
         lpips_missing=None if missing is None else plain(missing),
         asked=len(experiment.samples),
         rows=rows,

@@ -6,7 +6,9 @@ import shlex
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
@@ -26,16 +28,24 @@ from chipsparse.cli.options import (
 from chipsparse.cli.views.names import name_of
 from chipsparse.common.bounded import Seed
 from chipsparse.common.files import Write, clip_sources, clip_writes
+from chipsparse.experiments.comparison import Bounds
 from chipsparse.experiments.samples import DENSE
 from chipsparse.profiles.profile import ASSETS, QUALITIES, profile_classes
 
 suite_option = partial(option, panel="Suite")
+bound_option = partial(
+    option, panel="Bounds: exit code 1 where one is broken, 0 where all hold", shown=False
+)
+Above0 = Annotated[float, Interval(gt=0)]
+Share = Annotated[float, Interval(gt=0, le=1)]
+Pixel = Annotated[float, Interval(ge=0, le=255)]
 # In the folder of a suite: the results file, the file to send, the page, and the folder of clips.
 MEASURED = "measured.json"
 TO_SEND = "suite.json"
 PAGE = "suite.html"
 CLIPS = "clips"
-OF_FILES = ("A", "B", "--output", "--amplify", "--fps", "--json", "--debug")
+BOUNDS = ("--min-psnr", "--min-ssim", "--max-lpips", "--max-pixel")
+OF_FILES = ("A", "B", "--output", "--amplify", "--fps", "--json", "--debug", *BOUNDS)
 NOT_OF_SUITES = ("A", "B", "--model", "--amplify")
 OWN_PROFILE = "profile"
 
@@ -78,6 +88,17 @@ class CompareOptions(GenerationOptions):
     )
     with_prompts: bool = suite_option(
         help="Also the texts of the prompts in suite.json, the file to send.", default=False
+    )
+    min_psnr: Above0 | None = bound_option(
+        help="Least PSNR in dB: of every frame of two files; against dense, of every clip of "
+        "configs and of the qualities of a suite."
+    )
+    min_ssim: Share | None = bound_option(help="The same with SSIM.")
+    max_lpips: Above0 | None = bound_option(
+        help="Largest LPIPS, likewise, where the extra lpips and AlexNet's weights are installed."
+    )
+    max_pixel: Pixel | None = bound_option(
+        help="Largest difference of any channel of any pixel, of 255; 0: identical."
     )
     output: Path | None = output_option(
         "-o",
@@ -126,6 +147,16 @@ class CompareOptions(GenerationOptions):
         if self.a == self.b == DENSE:
             raise UserError("both are the stock model; give a config to compare it with")
         return {f"A: {name_of(self.a)}": a, f"B: {name_of(self.b)}": b}
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds that were given."""
+        return Bounds(
+            min_psnr=self.min_psnr,
+            min_ssim=self.min_ssim,
+            max_lpips=self.max_lpips,
+            max_pixel=self.max_pixel,
+        )
 
     @property
     def rate(self) -> float:

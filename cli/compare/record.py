@@ -13,6 +13,7 @@ from chipsparse.cli.views.names import files_text, name_of
 from chipsparse.cli.views.sections import QualityPoint, Record, Result, Section, String
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.common.bounded import Count, Index, Number
+from chipsparse.experiments.comparison import Bounds
 from chipsparse.experiments.records import ClipQuality
 from chipsparse.experiments.statistics import Estimate
 
@@ -50,6 +51,9 @@ class Comparison(Result):
     sharing: String = ""  # how several processes made each clip together; empty for one
     lpips_missing: String | None = None
     asked: Index  # number of prompts
+    passed: bool | None = None  # whether all bounds hold; None where none was given
+    identical: bool = False  # every clip that bounds would be about is bit for bit as dense
+    broken: Sequence[String] = ()  # a sentence for each broken bound of a row
     # The stock model, then the other ways. A suite to send may leave the prompts of clips out.
     rows: Sequence[ways.Row]
     sides: Sequence[String] = ()  # rows that are A and B; none in a suite
@@ -90,8 +94,6 @@ class Comparison(Result):
         if pair:
             zeros = view.Facts([("B - A", ways.zeros_text(self.difference))])
             intervals += [ways.intervals_table("B - A", self.difference, sign=True), zeros]
-        psnr, ssim, lpips = (metric.bound for metric in ways.QUALITY.values())
-        bounds = f"PSNR {psnr:g} dB, SSIM {ssim:g}, LPIPS {lpips:g}"
         groups = {row.name: [clip.per_frame for clip in row.clips] for row in rows}
         numbered = enumerate(dense.clips, start=1)
         prompts = {clip.seed: clip.prompt or f"prompt {number}" for number, clip in numbered}
@@ -120,11 +122,13 @@ class Comparison(Result):
             ),
             Section(
                 "Numbers",
-                [ways.numbers_table(rows)],
-                "Median time of the denoising loop, mean (worst) quality. Clips pass with "
-                f"{bounds} or better, as serving stacks ask; {ways.PASSED} marks rows of which "
-                "every clip does. A floor that does not pass says that this model cannot be judged "
-                "so at this size.",
+                [
+                    ways.numbers_table(rows),
+                    view.Facts([(f"bounds of {row.name}", row.bounds_text) for row in rows]),
+                ],
+                "Median time of the denoising loop, mean (worst clip) of the quality. "
+                f"{ways.PASSED} marks rows of which every clip keeps all bounds. A floor that does "
+                "not pass says that this model cannot be judged so at this size.",
             ),
             Section("Frames", [self._frames()], where="page"),
             Section(
@@ -220,6 +224,9 @@ class FilesComparison(Result, ClipQuality):
     lossy: Sequence[String] = ()  # files whose format changed the pixels
     lpips_missing: String | None = None
     clip: ShownClip | None = None
+    bounds: Mapping[str, Number] = {}  # that were given, by name
+    passed: bool | None = None  # whether every frame keeps them; None where none was given
+    broken: Sequence[String] = ()  # a sentence for each broken one, which names its worst frame
 
     @property
     def title(self) -> str:
@@ -270,6 +277,9 @@ class FilesComparison(Result, ClipQuality):
     def _facts(self) -> view.Facts:
         same = "none: the same pixels in every frame"
         largest = same if self.identical else f"{self.largest_difference} of 255"
+        given = Bounds(**self.bounds).text
+        if self.passed:
+            given = f"{given}: every frame keeps them"
         compared = f"{counted(self.frames, 'frame')} of {self.width}x{self.height} pixels"
         flicker = ""
         if self.flicker is not None and self.flicker_change is not None:
@@ -282,6 +292,8 @@ class FilesComparison(Result, ClipQuality):
                 ("flicker", flicker),
                 ("LPIPS", f"not measured: {self.lpips_missing}" if self.lpips_missing else ""),
                 ("compared", compared),
+                ("bounds", given),
+                ("broken", "; ".join(self.broken)),
                 ("note", f"{' and '.join(self.lossy)}: {lossy}" if self.lossy else ""),
                 *([] if self.clip is None else self.clip.facts),
             ]

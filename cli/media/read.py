@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, ImageSequence
+from PIL import Image, ImageSequence
 
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.write import CODECS, FRAME_COUNT, SUFFIXES, ffmpeg, plain_file, run_ffmpeg
 from chipsparse.cli.options import DEFAULT_FPS, check_readable
 from chipsparse.common.files import numbered_files
+from chipsparse.experiments.frames import Frames, frames_of, joined, rgb_image, size_text
 
 # What ffmpeg opens, whatever a file is called: playlists and scripts name other files.
 CONTAINERS = ("-format_whitelist", "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,mpegts")
@@ -54,6 +56,25 @@ def read_clip(path: Path) -> Clip:
         return _read_video(path) if kind in CODECS else _read_images(path, [path])
 
 
+def read_frames(source: Frames | str | os.PathLike[str]) -> np.ndarray:
+    """Return frames of a file, several files, or in memory, as uint8 ``[F, H, W, 3]``.
+
+    Args:
+        source: A path as `read_clip` takes it, a list of paths, or frames as `frames_of` takes
+            them.
+
+    Raises:
+        ValueError: A file cannot be read, or the frames are none.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return read_clip(Path(source)).frames
+    if isinstance(source, (list, tuple)):
+        files = [isinstance(item, (str, os.PathLike)) for item in source]
+        if files and all(files):
+            return joined([read_clip(Path(item)).frames for item in source])
+    return frames_of(source)
+
+
 def _read_video(path: Path) -> Clip:
     import imageio_ffmpeg
 
@@ -80,7 +101,7 @@ def _read_images(path: Path, files: list[Path]) -> Clip:
         with Image.open(file) as image:
             for frame in ImageSequence.Iterator(image):
                 milliseconds += frame.info.get("duration", 0)
-                frames.append(np.asarray(_shown(frame)))
+                frames.append(np.asarray(rgb_image(frame)))
         if frames[-1].shape != frames[0].shape:
             raise UserError(
                 f"the frames differ in size: {files[0]} has {size_text(frames[0])} pixels and "
@@ -109,35 +130,13 @@ def read_image(path: Path) -> Image.Image:
         user_errors(Exception, what=f"--image {path} could not be read"),
         Image.open(path) as image,
     ):
-        return _shown(image)
-
-
-def _shown(image: Image.Image) -> Image.Image:
-    """Return an image as a viewer shows it: upright, in RGB, transparent parts white.
-
-    One with 16 bits per channel is rounded to 8; of one with 32, nobody knows what white is.
-    """
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode.startswith("I;16"):
-        upright = Image.fromarray(np.rint(np.asarray(upright) / 257).astype(np.uint8))
-    if upright.mode in ("I", "F"):
-        raise ValueError("it has 32 bits per channel; save it with 8")
-    if upright.has_transparency_data:
-        coloured = upright.convert("RGBA")
-        white = Image.new("RGBA", coloured.size, "white")
-        return Image.alpha_composite(white, coloured).convert("RGB")
-    return upright.convert("RGB")
+        return rgb_image(image)
 
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:
     """Return a key that sorts ``frame-2`` before ``frame-10``."""
     parts = re.split(r"(\d+)", path.name)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
-
-
-def size_text(frame: np.ndarray) -> str:
-    """Return width and height of a frame ``[H, W, 3]``, for people."""
-    return f"{frame.shape[1]}x{frame.shape[0]}"
 
 
 def output_fps(*clips: Clip) -> int:

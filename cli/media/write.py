@@ -19,11 +19,11 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-import chipsparse
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.options import Item
 from chipsparse.common.files import beside, numbered, scratch_folder
 from chipsparse.common.text_files import readable
+from chipsparse.common.version import __version__
 
 if TYPE_CHECKING:
     from chipsparse.cli.request import Request
@@ -38,6 +38,8 @@ CODECS = {
     ".mp4": (("libx264", "-preset", "slow", "-movflags", "+faststart"), 12, 51),
     ".webm": (("libvpx-vp9", "-b:v", "0", "-row-mt", "1", "-cpu-used", "2"), 15, 63),
 }
+# Of .webm: every pixel is kept, as VP9 stores green, blue and red themselves.
+LOSSLESS = ("-c:v", "libvpx-vp9", "-lossless", "1", "-pix_fmt", "gbrp", "-row-mt", "1")
 SUFFIXES = (*CODECS, ".gif", ".png")
 
 
@@ -201,6 +203,26 @@ def run_ffmpeg(program: str, words: Sequence[str], content: bytes | None = None)
     return ran.stdout
 
 
+def write_lossless(path: Path, frames: np.ndarray, *, fps: float) -> None:
+    """Write a clip so that each pixel is read again as it was: .png of one frame, or .webm.
+
+    The file is there as a whole or not at all. Raises `UserError` where it cannot be written.
+    """
+    with written_whole("the file", path) as file:
+        if path.suffix.lower() == ".png":
+            Image.fromarray(frames[0]).save(file, format="PNG")
+            return
+        words = [*_raw_input(frames, fps), *LOSSLESS, plain_file(file)]
+        run_ffmpeg(ffmpeg("write", ".webm"), words, frames.tobytes())
+
+
+def _raw_input(frames: np.ndarray, fps: float) -> list[str]:
+    """Return the options of ffmpeg for frames that it reads from its input."""
+    size = f"{frames.shape[2]}x{frames.shape[1]}"
+    words = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size]
+    return [*words, "-r", str(fps), "-i", "pipe:0"]
+
+
 def _write_video(
     path: Path, frames: np.ndarray, fps: float, crf: int | None, text: str, content: str
 ) -> None:
@@ -211,8 +233,8 @@ def _write_video(
     frames = np.pad(frames, ((0, 0), *odd, (0, 0)), mode="edge")
     colours = "bt709"
     words = [
-        *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{frames.shape[2]}x{frames.shape[1]}"),
-        *("-r", str(fps), "-i", "pipe:0", "-c:v", encoder, *options),
+        *_raw_input(frames, fps),
+        *("-c:v", encoder, *options),
         *("-crf", str(usual if crf is None else crf), "-pix_fmt", "yuv420p"),
         *("-vf", f"scale=out_color_matrix={colours}:out_range=tv", "-colorspace", colours),
         *("-color_primaries", colours, "-color_trc", colours),
@@ -276,7 +298,7 @@ def generation_metadata(request: Request, item: Item) -> dict[str, str]:
         "mode": options.mode,
         "profile": None if profile is None else _without_folder(profile.source),
         "quality": None if profile is None else profile.quality,
-        "chipsparse": chipsparse.__version__,
+        "chipsparse": __version__,
     }
     return {name: readable(str(value)) for name, value in facts.items() if value is not None}
 

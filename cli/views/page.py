@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-import chipsparse
 from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.frames import Sample, named_samples
 from chipsparse.cli.views.names import command_text, without_folders
 from chipsparse.cli.views.sections import FIRST, SECOND, QualityPoint, Result, Section
 from chipsparse.cli.views.units import decibels, shortened, times
+from chipsparse.common.version import __version__
 
 if TYPE_CHECKING:
     from chipsparse.cli.views.charts import Canvas
@@ -57,7 +57,7 @@ def page(
             title=f"{title} - chipsparse" if title else "chipsparse report",
             images=images,
             style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
-            version=chipsparse.__version__,
+            version=__version__,
         )
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-import chipsparse
+from chipsparse.common.version import __version__
 
 if TYPE_CHECKING:
     from chipsparse.cli.views.charts import Canvas
@@ -176,7 +176,7 @@ class Result(Record):
     """The result of a command."""
 
     kind: str  # a ``Literal`` of each subclass, by which files are recognized
-    chipsparse: String = chipsparse.__version__
+    chipsparse: String = __version__
 
     @property
     def title(self) -> str:

@@ -289,3 +289,91 @@ def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
     assert content["lossy"] == ["a.mp4", "a.gif"]
     assert 30 < content["psnr_db"] < 60
     assert "a.gif: part of the difference may" in command("compare", "a.png", "a.gif").fine().stdout
+
+
+def test_bounds_of_files_decide_the_exit_code(pair):
+    ran = command("compare", "a.png", "b.png", "--min-psnr", "30", "--max-pixel", "16").fine()
+    assert "every frame keeps them" in " ".join(ran.stdout.split())
+    # The whole clip keeps this bound, and frame 3 does not.
+    overall = quality.compare_clips(*pair).psnr_db
+    worst = quality.compare_clips(pair[0][3:4], pair[1][3:4]).psnr_db
+    between = (overall + worst) / 2
+    ran = command("compare", "a.png", "b.png", "--min-psnr", between, "--min-ssim", "0.1")
+    assert ran.exit_code == 1
+    assert f"failed: PSNR {worst:.4g} dB in frame 3 breaks PSNR >= {between:g} dB" in ran.stderr
+    assert "SSIM" not in ran.stderr
+    assert "broken" in ran.stdout
+    ran = command("compare", "a.png", "b.png", "--max-pixel", "15", "--json")
+    content = json.loads(ran.stdout)
+    assert (ran.exit_code, content["passed"], content["identical"]) == (1, False, False)
+    assert content["bounds"] == {"max_pixel": 15}
+    (sentence,) = content["broken"]
+    assert sentence == (
+        "largest pixel difference 16 of 255 in frame 3 breaks largest pixel difference <= 15 of 255"
+    )
+
+
+def test_identical_files_and_no_bounds(pair):
+    same = command("compare", "a.png", "a.png", "--max-pixel", "0", "--min-ssim", "1", "--json")
+    content = same.json()
+    assert (content["passed"], content["identical"], content["psnr_db"]) == (True, True, None)
+    content = command("compare", "a.png", "b.png", "--json").json()
+    assert (content["passed"], content["bounds"], content["broken"]) == (None, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--min-ssim", "1.1"), "--min-ssim"),
+        (("--max-pixel", "256"), "--max-pixel"),
+        (("--min-psnr", "0"), "--min-psnr"),
+        (("--max-lpips", "0.1"), "--max-lpips 0.1 needs LPIPS: no weights"),
+    ],
+)
+def test_bounds_that_cannot_be_judged_are_refused(pair, monkeypatch, words, sentence):
+    where = "chipsparse.cli.compare.files.find_lpips"
+    monkeypatch.setattr(where, lambda *_: Lpips(None, "no weights"))
+    assert sentence in command("compare", "a.png", "b.png", *words).sentence()
+
+
+def test_frames_that_are_too_small_for_a_bound_are_refused(workdir):
+    media.write_media({workdir / "s.png": np.zeros((1, 8, 8, 3), np.uint8)}, fps=8)
+    said = command("compare", "s.png", "s.png", "--min-ssim", "0.9").sentence()
+    assert said == "min_ssim 0.9: SSIM was not measured"
+
+
+def test_bounds_of_configs_name_the_worst_prompt(compare):
+    words = ("dense", "skips.yaml", "--num", "2", "--json")
+    ran = compare(*words, "--max-pixel", "0")
+    content = json.loads(ran.stdout)
+    assert (ran.exit_code, content["passed"], content["identical"]) == (1, False, False)
+    row = content["rows"][-1]
+    worst = max(row["clips"], key=lambda clip: clip["largest_difference"])
+    (sentence,) = content["broken"]
+    assert sentence == (
+        f"B: skips.yaml: {worst['largest_difference']} of seed {worst['seed']} breaks "
+        "largest pixel difference <= 0"
+    )
+    assert sentence in ran.stderr
+
+
+def test_the_usual_bounds_are_those_that_the_docs_show_of_a_quality():
+    text = (Path(__file__).parents[2] / "docs/performance.md").read_text()
+    titles = re.search(r"\| method \| (.*) \|", text)[1].split(" | ")
+    lines = re.findall(r"\| chipsparse, .*? \| (.*) \|", text)[:2]
+    for title, *cells in zip(titles, *(line.split(" | ") for line in lines), strict=True):
+        name = title.split("`")[1]
+        shown = [float(cell.partition("(")[2].rstrip(")")) for cell in cells if cell != "-"]
+        bound = ways.usual_bounds(name)["psnr_db"]
+        assert bound == pytest.approx(max(20.0, *shown), abs=0.15), name
+    lost = clip(0, 21.0, 0.9)
+    assert ways.passes(lost)
+    row = Row.of("fast", [clip(1, 33.0, 0.9), lost], bounds=ways.usual_bounds("fast"))
+    assert row.pass_text == "1 of 2"
+    assert row.bounds_text == "PSNR >= 22 dB is broken, SSIM >= 0.82 holds"
+    assert row.broken() == ["fast: 21.00 of seed 0 breaks PSNR >= 22 dB"]
+    titles = ways.numbers_table([row]).columns
+    assert "PSNR, dB: mean (worst clip)" in titles
+    assert Row.of("x", [], refused="no file", bounds={"ssim": 0.9}).broken() == [
+        "x: did not run, so no bound holds"
+    ]

@@ -126,6 +126,20 @@ def test_every_row_has_every_clip_of_generate(finished, model, workdir):
     assert psnrs(folder)["chipsparse fast"][1] == pytest.approx(expected)
 
 
+def test_bounds_decide_on_the_qualities_alone(again):
+    ran = again("--num", 2, "--max-pixel", 0)
+    assert ran.exit_code == 1
+    result = content(Path("made"))
+    assert (result["passed"], result["identical"]) == (False, False)
+    assert [sentence.partition(":")[0] for sentence in result["broken"]] == OURS[1:]
+    assert all(clip["identical"] for clip in rows(Path("made"))[OURS[0]]["clips"])
+    assert result["broken"][1] in ran.stderr
+    shown = " ".join(ran.stdout.split())
+    assert "largest pixel difference <= 0 is broken" in shown
+    again("--num", 2, "--max-pixel", 255).fine()
+    assert content(Path("made"))["passed"] is True
+
+
 def test_what_is_sent_has_neither_prompts_nor_folders_and_report_shows_it(finished, workdir):
     folder, _ = finished
     page = (folder / "suite.html").read_text()

@@ -99,7 +99,7 @@ def test_a_comparison_is_what_the_metrics_say_of_the_whole_and_of_each_frame():
 def test_small_short_equal_and_opposite_clips():
     made = compare_clips(*clips(frames=2, height=10, width=40))
     assert (made.ssim, made.lpips, made.flicker, made.flicker_change) == (None,) * 4
-    assert (list(made.per_frame), len(made.psnrs)) == (["psnr_db"], 2)
+    assert (list(made.per_frame), len(made.psnrs)) == (["psnr_db", "largest_difference"], 2)
     a, _ = clips()
     same = compare_clips(a, a.copy())
     assert (same.psnr_db, same.psnrs, same.largest_difference) == (None, [math.inf] * 5, 0)
