@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from chipsparse.profiles.profile import (
         GenerationDefaults,
         Profile,
+        bundled_model,
         default_profile,
         find_profile,
         load_profile,
@@ -63,6 +64,7 @@ __all__ = [
     "ScheduleConfig",
     "SparsityConfig",
     "StepRecord",
+    "bundled_model",
     "default_profile",
     "disable",
     "enable",
@@ -85,6 +87,7 @@ _LATER = {
     "SparsityConfig": "config",
     "GenerationDefaults": "profiles.profile",
     "Profile": "profiles.profile",
+    "bundled_model": "profiles.profile",
     "default_profile": "profiles.profile",
     "find_profile": "profiles.profile",
     "load_profile": "profiles.profile",

@@ -39,6 +39,7 @@ from chipsparse.common.files import Write, beside, check_inputs_stay, clip_write
 from chipsparse.experiments.samples import Sample
 from chipsparse.profiles.profile import (
     ASSETS,
+    BUNDLED_MODELS,
     MODEL_PROFILE_NAME,
     MOST_STEPS,
     PROFILES,
@@ -108,11 +109,13 @@ def seed_option() -> Any:
 def _check_model(location: str) -> str:
     if not location.strip():
         raise UserError("--model is empty; leave it out for the bundled tiny model")
+    if location in BUNDLED_MODELS and not is_here(location):
+        return str(bundled_model(location))
     owner_of_hub = re.fullmatch(r"([^/.~][^/]*)/[^/]+", location)
     if not is_here(location) and (owner_of_hub is None or Path(owner_of_hub[1]).is_dir()):
         raise UserError(
             f"the model folder {location} does not exist; a hub name has the form owner/name, "
-            "where owner is no folder here"
+            f"where owner is no folder here; bundled models are {' and '.join(BUNDLED_MODELS)}"
         )
     return location
 
@@ -233,8 +236,9 @@ class GenerationOptions(PrintOptions):
     """The options of every command about a generation; None where one was left out."""
 
     model: Model | None = model_option(
-        help="Model folder in diffusers format, or a Hugging Face hub name.",
-        shown="the bundled tiny model",
+        help="Model folder in diffusers format, a Hugging Face hub name, or a bundled tiny model: "
+        "tiny-wan (videos) or tiny-flux (images).",
+        shown="tiny-wan",
     )
     lora: list[str] | None = None
     scheduler: str | None = None
@@ -294,7 +298,8 @@ class GenerationOptions(PrintOptions):
         bundled = [PROFILES, QUALITIES_FILE, ASSETS / "prompts"]
         named = [file for file in (self.config, self.image) if file is not None]
         loras = [lora.file for lora in self.loras]
-        return [*model_files(self.model or str(bundled_model())), *bundled, *named, *loras]
+        model = self.model or str(ASSETS / BUNDLED_MODELS[0])
+        return [*model_files(model), *bundled, *named, *loras]
 
     def memory_budgets(self) -> dict[str, int]:
         """Return what ``--vram`` and ``--ram`` change in a `SparsityConfig`."""

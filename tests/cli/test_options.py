@@ -12,6 +12,9 @@ import typer
 from pydantic import AfterValidator
 from typer.testing import CliRunner
 
+import chipsparse
+from chipsparse.cli.batch.options import BatchOptions
+from chipsparse.cli.commands import ExplainOptions
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
@@ -26,6 +29,8 @@ from chipsparse.cli.options import (
     output_option,
     read_value,
 )
+from chipsparse.cli.tune.options import TuneOptions
+from chipsparse.profiles.profile import ASSETS, BUNDLED_MODELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,23 @@ def test_values_that_are_wrong_with_any_model(name, value, said):
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("name", BUNDLED_MODELS)
+def test_a_bundled_model_is_found_by_its_name(name, workdir):
+    for kind in (GenerateOptions, BatchOptions, ExplainOptions, TuneOptions, CompareOptions):
+        assert read_value(kind, "model", name) == str(ASSETS / name)
+    assert read_value(CompareOptions, "suite", name) == str(ASSETS / name)
+    (workdir / name).mkdir()
+    assert read_value(GenerateOptions, "model", name) == name
+
+
+def test_an_installation_without_a_bundled_model_says_what_to_do(workdir, monkeypatch):
+    monkeypatch.setattr("chipsparse.profiles.profile.ASSETS", workdir)
+    with pytest.raises(UserError, match=r"without the bundled model tiny-flux; name a folder or"):
+        read_value(GenerateOptions, "model", "tiny-flux")
+    with pytest.raises(ValueError, match=r"'tiny' is no bundled model; these are tiny-wan and ti"):
+        chipsparse.bundled_model("tiny")
+
+
 # All of these are seen from the command line and the file system alone.
 MISTAKES = {
     "generate x -o a.mp4 --steps 0": "--steps 0 must be greater than or equal to 1",
@@ -115,6 +137,7 @@ MISTAKES = {
     "generate x -o b.mp4 --strength 1": "--strength is about the image of --image, and there is",
     "generate x -o b.mp4 --model /nowhere": "the model folder /nowhere does not exist",
     "generate x -o b.mp4 --model d.mp4/no": "the model folder d.mp4/no does not exist; a hub name",
+    "generate x -o b.mp4 --model tiny-fluks": "owner is no folder here; bundled models are tiny-wan",
     "generate x -o b.mp4 --image no.png": "--image no.png does not exist",
     "generate x -o b.mp4 --lora no.safetensors": "--lora no.safetensors does not exist; name a",
     "generate -o b.mp4": "give a prompt, or a file of them with --prompts; got neither",
