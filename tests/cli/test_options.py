@@ -137,7 +137,7 @@ MISTAKES = {
     "generate x -o b.mp4 --strength 1": "--strength is about the image of --image, and there is",
     "generate x -o b.mp4 --model /nowhere": "the model folder /nowhere does not exist",
     "generate x -o b.mp4 --model d.mp4/no": "the model folder d.mp4/no does not exist; a hub name",
-    "generate x -o b.mp4 --model tiny-fluks": "owner is no folder here; bundled models are tiny-wan",
+    "generate x -o b.mp4 --model tiny-fluks": "bundled models are tiny-wan and tiny-flux",
     "generate x -o b.mp4 --image no.png": "--image no.png does not exist",
     "generate x -o b.mp4 --lora no.safetensors": "--lora no.safetensors does not exist; name a",
     "generate -o b.mp4": "give a prompt, or a file of them with --prompts; got neither",
