@@ -32,10 +32,11 @@ from annotated_types import Interval
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from chipsparse.cli.errors import UserError, reported_errors, user_errors
+from chipsparse.cli.model.folder import read_folder
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
-from chipsparse.common.files import Write, beside, check_inputs_stay, clip_writes, numbered
+from chipsparse.common.files import IMAGES, Write, beside, check_inputs_stay, clip_writes, numbered
 from chipsparse.experiments.samples import Sample
 from chipsparse.profiles.profile import (
     ASSETS,
@@ -341,7 +342,7 @@ class GenerateOptions(GenerationOptions):
     output: Path = output_option(
         "-o",
         help="File to write: .mp4, .webm, .gif, or .png (numbered files for several frames). "
-        "Models of images write .png.",
+        "Models of images write .png, .jpg or .webp.",
         default=REQUIRED,
         shown=False,
     )
@@ -438,7 +439,7 @@ class GenerateOptions(GenerationOptions):
 
     def check(self) -> None:
         # Imported here so that --help does not wait for numpy and PIL.
-        from chipsparse.cli.media.write import check_file, check_output
+        from chipsparse.cli.media.write import CLIPS, SUFFIXES, check_file, check_kind, check_output
 
         if self.dense and self.compare:
             raise UserError(
@@ -453,8 +454,15 @@ class GenerateOptions(GenerationOptions):
             self.refuse("--strength", why="is about the image of --image, and there is none")
         also = BESIDE if self.compare else ()
         fps = None if self.fps == DEFAULT_FPS else self.fps
+        folder = read_folder(self.model)
+        medium = None if folder is None else folder.medium
+        offered = {"image": IMAGES, "video": CLIPS, None: SUFFIXES}[medium]
         for item in self.items:
-            check_output(item.output, fps=fps, crf=self.crf, also=also)
+            known = item.output.suffix.lower() in SUFFIXES
+            if known and medium is not None:
+                check_kind(item.output, video=medium == "video")
+            suffixes = SUFFIXES if known else offered
+            check_output(item.output, fps=fps, crf=self.crf, also=also, suffixes=suffixes)
             if item.report is not None:
                 check_file("--report", item.report, ".json")
         _ = self.input_image  # which raises where it cannot be read

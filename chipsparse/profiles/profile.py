@@ -304,6 +304,12 @@ def profile_classes() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
+def medium_of(transformer_class: str) -> Medium:
+    """Return what models of a class make, which is one of `profile_classes`."""
+    medium: Medium = _read(PROFILES / f"{transformer_class}.yaml").get("medium", "video")
+    return medium
+
+
 def default_profile() -> Profile:
     """Return the profile of models that have none: the named qualities in general."""
     return load_profile(QUALITIES_FILE)

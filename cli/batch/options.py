@@ -50,8 +50,9 @@ class BatchOptions(GenerateOptions):
         default=REQUIRED,
         shown=False,
     )
-    format: Literal["mp4", "webm", "gif", "png"] | None = output_option(
-        help="mp4, webm or gif for videos; images are png.", shown="mp4, or png of images"
+    format: Literal["mp4", "webm", "gif", "png", "jpg", "webp"] | None = output_option(
+        help="mp4, webm or gif for videos; png, jpg or webp for images.",
+        shown="mp4, or png of images",
     )
     engine: Literal["ray"] | None = worker_option(
         help="ray: actors of the Ray cluster that RAY_ADDRESS names, else of this machine.",

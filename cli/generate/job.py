@@ -61,8 +61,10 @@ def run(options: GenerateOptions) -> None:
         try:
             with working(options, rank) as (place, display):
                 request = resolve(options, place)
+                video = request.model.accepts("num_frames")
                 for item in options.items:
-                    media.check_kind(item.output, video=request.model.accepts("num_frames"))
+                    frames = request.settings.num_frames
+                    media.check_kind(item.output, video=video, frames=frames)
                 single = request.settings.num_frames in (None, 1)
                 check_inputs_stay(options.writes(single=single), options.reads())
                 if rank.starts:

@@ -18,10 +18,11 @@ import diffusers
 import torch
 
 from chipsparse.cli.errors import UserError, first_line, user_errors
+from chipsparse.cli.model.folder import INDEX
 from chipsparse.pipelines.call import GUIDANCE, guider_specs
 from chipsparse.pipelines.denoising_loop import denoising_loops
 
-INDEX, MODULAR_INDEX = "model_index.json", "modular_model_index.json"
+MODULAR_INDEX = "modular_model_index.json"
 NO_DEFAULT = inspect.Parameter.empty
 # In the names of pipelines that always start from an image.
 FROM_IMAGES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")

@@ -124,6 +124,9 @@ def test_an_installation_without_a_bundled_model_says_what_to_do(workdir, monkey
 MISTAKES = {
     "generate x -o a.mp4 --steps 0": "--steps 0 must be greater than or equal to 1",
     "generate x -o a.avi": "--output a.avi has the suffix .avi; use one of .mp4, .webm, .gif, .png",
+    "generate x -o a.tiff --model tiny-flux": "suffix .tiff; use one of .png, .jpg, .jpeg, .webp",
+    "generate x -o a.mp4 --model tiny-flux": "images, not videos; use a.png, .jpg or .webp",
+    "generate x -o a.jpg --fps 9 --model tiny-flux": "--fps is about .mp4, .webm and .gif, and .j",
     "generate x -o no/a.mp4": "the folder no of --output no/a.mp4 does not exist; create it",
     "generate x -o d.mp4": "--output d.mp4 is a folder; name a file in it",
     "generate x -o /proc/a.mp4": "--output /proc/a.mp4 cannot be written: No such file",
