@@ -33,6 +33,7 @@ from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from chipsparse.cli.errors import UserError, reported_errors, user_errors
 from chipsparse.cli.model.folder import read_folder
+from chipsparse.cli.model.sizes import check_sizes
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
@@ -45,6 +46,7 @@ from chipsparse.profiles.profile import (
     MOST_STEPS,
     PROFILES,
     QUALITIES_FILE,
+    Profile,
     bundled_model,
     check_quality,
     load_profile,
@@ -180,6 +182,15 @@ def model_files(location: str) -> list[Path]:
     return [*folder.glob("*model_index.json"), folder / MODEL_PROFILE_NAME, *components]
 
 
+def check_serves(profile: Profile, transformer_class: str, location: str) -> None:
+    """Raise `UserError` where a profile is for another class than the model has."""
+    if not profile.serves(transformer_class):
+        raise UserError(
+            f"{profile.source} is for {profile.model_class}, but the model {location} has a "
+            f"{transformer_class}"
+        )
+
+
 # The options of commands.
 
 AnyOptions = TypeVar("AnyOptions", bound="PrintOptions")
@@ -196,6 +207,12 @@ class PrintOptions:
 
     def check(self) -> None:
         """Raise `UserError` for options that do not go together, with any model and device."""
+
+    def check_contents(self) -> None:
+        """Raise `UserError` for what is in the files that are read, as far as torch is not needed.
+
+        By then no file that is written would replace one of them.
+        """
 
     def given(self) -> list[str]:
         """Return the options and arguments that are not as if they were left out."""
@@ -301,6 +318,31 @@ class GenerationOptions(PrintOptions):
         loras = [lora.file for lora in self.loras]
         model = self.model or str(ASSETS / BUNDLED_MODELS[0])
         return [*model_files(model), *bundled, *named, *loras]
+
+    def check_model_files(self) -> None:
+        """Raise `UserError` for what does not go together with the files of the model.
+
+        Nothing here needs torch, which takes seconds: what a class of diffusers decides, and a
+        model on the hub, are checked later.
+        """
+        if self.device == "cpu":
+            self.check_budgets(on_gpu=False)
+        folder = read_folder(self.model)
+        if folder is None:
+            return
+        if folder.tells_sizes:
+            # A model of images has no frames, whatever its VAE could do.
+            frames = self.frames if folder.medium == "video" else None
+            asked = {"height": self.height, "width": self.width, "num_frames": frames}
+            check_sizes(asked, folder)
+        if self.config is not None:
+            with user_errors(ValueError):
+                check_serves(load_profile(self.config), folder.transformer_class, folder.location)
+
+    def check_budgets(self, *, on_gpu: bool) -> None:
+        """Raise `UserError` for a memory budget that has no effect on the device."""
+        if self.vram is not None and not on_gpu:
+            raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
 
     def memory_budgets(self) -> dict[str, int]:
         """Return what ``--vram`` and ``--ram`` change in a `SparsityConfig`."""
@@ -440,6 +482,7 @@ class GenerateOptions(GenerationOptions):
     def check(self) -> None:
         # Imported here so that --help does not wait for numpy and PIL.
         from chipsparse.cli.media.write import CLIPS, SUFFIXES, check_file, check_kind, check_output
+        from chipsparse.cli.ranks import this_rank
 
         if self.dense and self.compare:
             raise UserError(
@@ -466,6 +509,10 @@ class GenerateOptions(GenerationOptions):
             if item.report is not None:
                 check_file("--report", item.report, ".json")
         _ = self.input_image  # which raises where it cannot be read
+        this_rank(self)
+
+    def check_contents(self) -> None:
+        self.check_model_files()
 
     def reads(self) -> list[Path]:
         return [*super().reads(), *([] if self.prompts is None else [self.prompts])]
@@ -497,6 +544,7 @@ def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
         with reported_errors(debug=debug):
             options = read_options(kind, typed)
             check_inputs_stay(options.writes(), options.reads())
+            options.check_contents()
         with reported_errors(debug=debug, kept=options.kept):
             run(options)
 

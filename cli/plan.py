@@ -11,8 +11,9 @@ import torch
 from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
+from chipsparse.cli.model.sizes import vae_factors
 from chipsparse.cli.model.weights import count_weights
-from chipsparse.cli.settings import GenerationSettings, guiding_argument, latent_sizes, vae_factors
+from chipsparse.cli.settings import GenerationSettings, guiding_argument, latent_sizes
 from chipsparse.cli.views.units import counted
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes

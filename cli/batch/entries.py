@@ -62,12 +62,8 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
     Raises one `UserError` for all lines that cannot be made.
     """
     model, video = place.model, place.model.accepts("num_frames")
-    suffix = options.format or ("mp4" if video else "png")
-    is_image = f".{suffix}" in IMAGES
-    if not video and not is_image:
-        raise UserError("this model makes images, not videos; use --format png, jpg or webp")
-    folder = options.output if options.output.is_dir() else options.output.parent
-    file = folder / f"clip.{suffix}"
+    suffix = options.suffix(video=video)
+    file = options.file(suffix)
     fixed = {"device": str(place.device), "dtype": place.dtype_name}
     weights = {
         "model": weights_digest(model) or model.location,
@@ -89,7 +85,7 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
                 given = options.of_line({**own, **fixed, "output": file})
                 request = resolve(given, place)
                 frames = request.settings.num_frames or 1
-                if is_image and frames > 1:
+                if f".{suffix}" in IMAGES and frames > 1:
                     raise UserError(
                         f"a video of {frames} frames is no single .{suffix}; use --format mp4"
                     )

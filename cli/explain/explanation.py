@@ -17,13 +17,13 @@ from chipsparse.cache.tensors import kind_bytes, with_caches
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.explain import record
 from chipsparse.cli.model.description import ModelDescription, choose_device
+from chipsparse.cli.model.sizes import patch_sizes
 from chipsparse.cli.model.weights import count_weights
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.cli.plan import QUANTIZED, PlannedGeneration, fp8_weights, plan_generation
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, place_on, resolve
-from chipsparse.cli.settings import patch_sizes
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import PARTS, Part
 from chipsparse.cost_model import layer_times

@@ -1,31 +1,30 @@
-"""What the files of a model's folder tell before PyTorch and diffusers are imported."""
+"""A model's own files, and what they tell before PyTorch and diffusers are imported."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chipsparse.profiles.profile import (
-    BUNDLED_MODELS,
-    Medium,
-    bundled_model,
-    medium_of,
-    profile_classes,
-)
+from chipsparse.cli.model.sizes import vae_factors
+from chipsparse.common.errors import UserError, first_line, user_errors
+from chipsparse.profiles.profile import Medium, bundled_model, medium_of, profile_classes
 
 INDEX = "model_index.json"
+MODULAR_INDEX = "modular_model_index.json"
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The index of a plain pipeline on this machine, with the configs that decide about sizes."""
+    """The configs of a plain pipeline on this machine, without the defaults of its classes."""
 
-    path: Path
+    location: str
     transformer_class: str
-    transformer_config: dict[str, Any]  # as in the file, without the class's defaults
-    vae_config: dict[str, Any]  # likewise
+    transformer_config: dict[str, Any]
+    vae_config: dict[str, Any]
 
     @property
     def medium(self) -> Medium | None:
@@ -33,28 +32,109 @@ class ModelFolder:
         known = self.transformer_class in profile_classes()
         return medium_of(self.transformer_class) if known else None
 
+    @property
+    def tells_sizes(self) -> bool:
+        """True where the configs hold what decides about sizes, so that no default counts."""
+        try:
+            return "patch_size" in self.transformer_config and vae_factors(self.vae_config)[0] > 1
+        except (LookupError, TypeError, ValueError):
+            return False
+
 
 def read_folder(location: str | None) -> ModelFolder | None:
-    """Return what a model's folder tells; None: the bundled one.
+    """Return what the folder of a model tells; ``location`` None: that of the bundled one.
 
-    Returns None for a model on the hub, and for a folder in which anything is not as usual: what is
-    wrong with it is said once diffusers can be asked.
+    Returns None for a model on the hub, a modular pipeline, and what only diffusers can judge.
+    Raises `UserError` where a file is missing or no JSON.
     """
-    path = Path(bundled_model(BUNDLED_MODELS[0]) if location is None else location).expanduser()
-    try:
-        index = _read(path / INDEX)
-        transformer = min(name for name in index if name.startswith("transformer"))
-        _, transformer_class = index[transformer]
-        return ModelFolder(
-            path,
-            str(transformer_class),
-            _read(path / transformer / "config.json"),
-            _read(path / "vae" / "config.json"),
-        )
-    except (OSError, ValueError, TypeError):
+    folder = bundled_model() if location is None else Path(location).expanduser()
+    if not folder.exists():
         return None
+    index = read_index(str(folder))
+    components = components_of(index)
+    transformers = sorted(name for name in components if name.startswith("transformer"))
+    if is_modular(index) or not transformers:
+        return None
+    check_complete(str(folder), absent_components(str(folder), components))
+    read = [folder / name / "config.json" for name in (transformers[0], "vae")]
+    if not all(file.is_file() for file in read):
+        return None
+    transformer_config, vae_config = (
+        read_json(str(folder), str(file.relative_to(folder))) for file in read
+    )
+    transformer_class = str(components[transformers[0]][1])
+    return ModelFolder(str(folder), transformer_class, transformer_config, vae_config)
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """Return a JSON object; raise `OSError`, `ValueError` or `TypeError`."""
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+def is_modular(index: dict[str, Any]) -> bool:
+    """Return whether an index is that of a modular pipeline."""
+    return "_blocks_class_name" in index
+
+
+def components_of(index: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return the components that are there by name: library, class, and of modular ones a place."""
+    length = 3 if is_modular(index) else 2
+    return {
+        name: entry
+        for name, entry in index.items()
+        if isinstance(entry, list) and len(entry) == length and entry[1] is not None
+    }
+
+
+def absent_components(location: str, components: Iterable[str]) -> list[str]:
+    """Return the names of components that have no folder; of a model on the hub, none."""
+    folder = Path(location)
+    return [name for name in components if folder.exists() and not (folder / name).is_dir()]
+
+
+def check_complete(location: str, absent: list[str]) -> None:
+    """Raise `UserError` where components are absent."""
+    if absent:
+        raise UserError(
+            f"the model {location} is incomplete: {INDEX} names {absent[0]}, but there is no "
+            f"folder {Path(location) / absent[0]}"
+        )
+
+
+def read_index(location: str) -> dict[str, Any]:
+    """Return the content of the model's index, or of that of a modular pipeline."""
+    try:
+        return read_json(location, INDEX)
+    except UserError:
+        with suppress(UserError):
+            return read_json(location, MODULAR_INDEX)
+        raise
+
+
+def read_json(location: str, name: str) -> dict[str, Any]:
+    """Return the content of one of a model's files; raise `UserError` for what is wrong with it."""
+    file = Path(location) / name
+    if not Path(location).exists():
+        file = _fetch(location, name)
+    elif not file.is_file():
+        raise UserError(f"{location} is not a diffusers model folder: it has no {name}")
+    with user_errors(OSError, ValueError, what=f"{file} is not valid JSON"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise UserError(f"{file} must hold a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def _fetch(hub_name: str, name: str) -> Path:
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        return Path(hf_hub_download(hub_name, name))
+    except Exception as error:
+        reasons = {
+            errors.LocalEntryNotFoundError: "no connection to it, and no copy in the cache",
+            errors.GatedRepoError: "accept the terms of the model there, and log in",
+            errors.RepositoryNotFoundError: "it has no such model, or a private one",
+            errors.EntryNotFoundError: f"the model has no {name}",
+            Exception: first_line(error),
+        }
+        why = next(text for kind, text in reasons.items() if isinstance(error, kind))
+        raise UserError(
+            f"{hub_name} is neither a folder here nor a model that could be fetched from the "
+            f"Hugging Face hub: {why}"
+        ) from error

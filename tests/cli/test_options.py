@@ -1,6 +1,7 @@
 """Options are declared once, and simple mistakes do not wait for torch."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -154,6 +155,27 @@ MISTAKES = {
         f"generate x -o a.gif --dense {words}": "is about the sparse run, which --dense leaves out"
         for words in ("--quality fast", "--report r.json", "--ram 1G")
     },
+    # What the model's files decide.
+    "generate x -o b.mp4 --height 100": "--height 100 does not fit this model, which needs a mult",
+    "generate x -o b.mp4 --frames 10": "--frames 10 does not fit this model, which needs a multip",
+    "generate x -o b.mp4 --frames 9999": "--frames 9999 is too large for this model; the largest",
+    "explain --width 100": "--width 100 does not fit this model",
+    "tune -o p.yaml --min-psnr 30 --height 100": "--height 100 does not fit this model",
+    "batch f.txt -o out --height 100": "f.txt are wrong: line 1: --height 100 does not fit this",
+    "generate x -o b.mp4 --config flux.yaml": "flux.yaml is for FluxTransformer2DModel, but the mo",
+    "generate x -o b.mp4 --model d.mp4": "d.mp4 is not a diffusers model folder: it has no model",
+    "generate x -o b.mp4 --model half": "half is incomplete: model_index.json names transformer, b",
+    "batch f.txt -o out --format mp4 --model tiny-flux": "images, not videos; use --format png",
+    # What any model and machine decide.
+    "generate x -o b.mp4 --device cpu --vram 8G": "--vram 8G has no effect on a CPU; use --ram",
+    "explain --device cpu --vram 8G": "--vram 8G has no effect on a CPU; use --ram",
+    "generate x -o b.mp4 --guidance-parallel 2": "--guidance-parallel 2 needs a multiple of 2 GPUs",
+    "explain --gpus 3 --guidance-parallel 2": "--guidance-parallel 2 needs a multiple of 2 GPUs",
+    "tune -o p.yaml --min-psnr 30 --prompts e.txt": "--prompts e.txt has no prompt; write one a l",
+    "batch e.txt -o out": "e.txt has no prompt",
+    "batch seeds.csv -o out": "wrong: line 2: --seed one must be a valid integer",
+    "report no.json -o r.html": "the file no.json does not exist",
+    "report c.json -o r.txt": "--output r.txt must end in .html",
     "explain --model=": "--model is empty; leave it out for the bundled tiny model",
     "studio --port 65536": "--port 65536 must be less than or equal to 65535",
 }
@@ -165,6 +187,11 @@ def test_nothing_simple_imports_torch(workdir):
     (workdir / "f.txt").write_text("a red circle\n")
     (workdir / "e.txt").write_text("# none\n")
     (workdir / "c.json").write_text("{}")
+    (workdir / "flux.yaml").write_text("model_class: FluxTransformer2DModel\n")
+    (workdir / "seeds.csv").write_text("prompt,seed\na cat,one\n")
+    (workdir / "half").mkdir()
+    index = {"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}
+    (workdir / "half" / "model_index.json").write_text(json.dumps(index))
     for name in ("d.mp4", "a-dense.mp4"):
         (workdir / name).mkdir()
     code = (
