@@ -92,6 +92,7 @@ def _make_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the `chipsparse` command."""
+    ending = stopping.Ending()
     with stopping.listening():
         try:
             code = _run()
@@ -102,6 +103,7 @@ def main() -> None:
         if stopping.asked_to_stop() is not None:
             # Python's own end may take as long as a command's beginning.
             stopping.leave(code or 0)
+    ending.code = int(code or 0)
     if code:
         sys.exit(code)
 

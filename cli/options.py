@@ -46,6 +46,7 @@ from chipsparse.profiles.profile import (
     MOST_STEPS,
     PROFILES,
     QUALITIES_FILE,
+    GenerationDefaults,
     Profile,
     bundled_model,
     check_quality,
@@ -333,8 +334,7 @@ class GenerationOptions(PrintOptions):
         if folder.tells_sizes:
             # A model of images has no frames, whatever its VAE could do.
             frames = self.frames if folder.medium == "video" else None
-            asked = {"height": self.height, "width": self.width, "num_frames": frames}
-            check_sizes(asked, folder)
+            check_sizes(GenerationDefaults(self.height, self.width, frames), folder)
         if self.config is not None:
             with user_errors(ValueError):
                 check_serves(load_profile(self.config), folder.transformer_class, folder.location)

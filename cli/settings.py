@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.model.sizes import (
-    SIZE_OPTIONS,
-    Size,
-    check_sizes,
-    frame_chunks,
-    size_multiples,
-    vae_factors,
-)
+from chipsparse.cli.model.sizes import Size, check_sizes, frame_chunks, size_multiples, vae_factors
 from chipsparse.cli.options import GenerationOptions, option_name
 from chipsparse.common.bounded import Index
 from chipsparse.pipelines.registry import ADAPTERS
@@ -84,7 +77,7 @@ def resolve_settings(
         settings = settings.model_copy(update={"height": height, "width": width})
     if options.negative_prompt is not None:
         _check_guided(settings, model)
-    check_sizes({name: getattr(settings, name) for name in SIZE_OPTIONS}, model)
+    check_sizes(settings, model)
     return settings
 
 

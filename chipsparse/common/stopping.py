@@ -9,6 +9,7 @@ Nothing here may take long to import: whatever is imported before cannot be inte
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import select
@@ -139,6 +140,23 @@ def leave(code: int) -> None:
         with suppress(Exception):
             stream.flush()
     os._exit(code)
+
+
+class Ending:
+    """Leaves the process once all `atexit` functions that are registered later have run.
+
+    The interpreter's own end frees each object of PyTorch and diffusers, which takes seconds, and
+    nobody gains by it. Threads that are no daemons have ended before, and files are flushed.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None  # of the process; None as long as it is not known
+        atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        failed_since = hasattr(sys, "last_type")  # an error behind the command has its own code
+        if self.code is not None and not failed_since:
+            leave(self.code)
 
 
 @contextmanager

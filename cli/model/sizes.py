@@ -6,7 +6,6 @@ Nothing here needs torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +14,22 @@ from chipsparse.common.errors import UserError
 Size = tuple[int, int]  # height and width
 SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
 SIZE_OPTIONS = {"height": "--height", "width": "--width", "num_frames": "--frames"}
+
+
+class Sizes(Protocol):
+    """The sizes of a generation; None is not checked."""
+
+    @property
+    def height(self) -> int | None:
+        """The height in pixels."""
+
+    @property
+    def width(self) -> int | None:
+        """The width in pixels."""
+
+    @property
+    def num_frames(self) -> int | None:
+        """The number of frames."""
 
 
 class Configs(Protocol):
@@ -29,11 +44,8 @@ class Configs(Protocol):
         """The config of the VAE; empty without one."""
 
 
-def check_sizes(sizes: Mapping[str, int | None], model: Configs) -> None:
-    """Raise `UserError` for a size that the model cannot do, with the nearest that it can.
-
-    ``sizes`` has the names of `SIZE_OPTIONS`; None is not checked.
-    """
+def check_sizes(settings: Sizes, model: Configs) -> None:
+    """Raise `UserError` for a size that the model cannot do, with the nearest that it can."""
     chunks, (time, *patches) = frame_chunks(model.vae_config), pixels_of_patch(model)
     longest = model.transformer_config.get("rope_max_seq_len")
     # Of each size: the number that it is to be a multiple of, plus a rest, and the largest.
@@ -45,7 +57,7 @@ def check_sizes(sizes: Mapping[str, int | None], model: Configs) -> None:
         most = chunks.frames_of(longest * time) if longest else math.inf
         rules["num_frames"] = chunks.frames, chunks.first, most
     for name, (multiple, rest, most) in rules.items():
-        option, size = SIZE_OPTIONS[name], sizes[name]
+        option, size = SIZE_OPTIONS[name], getattr(settings, name)
         if size is None:
             continue
         if size > most:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from chipsparse.cli import main, settings
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.model import sizes
 from chipsparse.cli.model.description import ModelDescription, describe_model
 from chipsparse.cli.options import GenerateOptions, GenerationOptions
 from chipsparse.cli.plan import too_few_steps
@@ -165,7 +166,7 @@ def test_sizes_that_do_not_fit_a_family():
 
 
 def test_what_configs_say_of_sizes():
-    factors, patches = settings.vae_factors, settings.patch_sizes
+    factors, patches = sizes.vae_factors, sizes.patch_sizes
     assert factors({"scale_factor_spatial": 16, "scale_factor_temporal": 4}) == (16, 4)
     assert factors({"temperal_downsample": [False, True, True]}) == (8, 4)
     ratios = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}

@@ -196,3 +196,29 @@ clips.generate = generate
     assert "o-000.png" in said
     assert lines.splitlines()[-1] == "chipsparse: interrupted, 1 of the series was written"
     assert os.listdir() == ["o-000.png"]
+
+
+ENDING = r"""
+import atexit, os, sys
+from chipsparse.cli.main import main
+class Late:
+    def __del__(self, write=os.write): write(1, b"freed by the interpreter\n")
+late = Late()
+atexit.register(print, "registered before")
+sys.argv[1:] = {words}
+try: main()
+finally: atexit.register(print, "registered behind")
+{behind}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "behind", "code"),
+    [(["--version"], "", 0), (["--no-such-option"], "", 2), (["--version"], "1 / 0", 1)],
+)
+def test_a_command_does_not_wait_for_the_interpreters_own_end(words, behind, code):
+    text = ENDING.format(words=words, behind=behind)
+    ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert ran.returncode == code
+    assert "registered behind\n" in ran.stdout
+    assert ("freed by the interpreter\n" in ran.stdout) == bool(behind)
