@@ -32,13 +32,13 @@ from annotated_types import Interval
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from chipsparse.cli.errors import UserError, reported_errors, user_errors
-from chipsparse.cli.model.folder import read_folder
-from chipsparse.cli.model.sizes import check_sizes
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.files import IMAGES, Write, beside, check_inputs_stay, clip_writes, numbered
 from chipsparse.experiments.samples import Sample
+from chipsparse.pipelines.model_files import read_folder
+from chipsparse.pipelines.model_sizes import check_sizes
 from chipsparse.profiles.profile import (
     ASSETS,
     BUNDLED_MODELS,

@@ -11,7 +11,6 @@ import torch
 from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.model.sizes import vae_factors
 from chipsparse.cli.model.weights import count_weights
 from chipsparse.cli.settings import GenerationSettings, guiding_argument, latent_sizes
 from chipsparse.cli.views.units import counted
@@ -22,6 +21,7 @@ from chipsparse.cost_model.relative_cost import decided, why_skipping
 from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
+from chipsparse.pipelines.model_sizes import vae_factors
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.profiles.profile import MOST_STEPS, Profile

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.model.description import ModelDescription
-from chipsparse.cli.model.sizes import Size, check_sizes, frame_chunks, size_multiples, vae_factors
 from chipsparse.cli.options import GenerationOptions, option_name
 from chipsparse.common.bounded import Index
+from chipsparse.pipelines.model_sizes import (
+    Size,
+    check_sizes,
+    frame_chunks,
+    size_multiples,
+    vae_factors,
+)
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import GenerationDefaults, Profile
 

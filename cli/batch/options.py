@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 from chipsparse.cli.batch.prompt_file import Line, check_lines, read_lines
 from chipsparse.cli.errors import UserError, check_installed
-from chipsparse.cli.model.folder import read_folder
 from chipsparse.cli.options import (
     REQUIRED,
     GenerateOptions,
@@ -24,6 +23,7 @@ from chipsparse.cli.options import (
     seeds_from,
 )
 from chipsparse.common.files import IMAGES, Write
+from chipsparse.pipelines.model_files import read_folder
 
 MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"  # names in the folder
 worker_option = partial(option, panel="Workers")

@@ -17,7 +17,6 @@ from chipsparse.cache.tensors import kind_bytes, with_caches
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.explain import record
 from chipsparse.cli.model.description import ModelDescription, choose_device
-from chipsparse.cli.model.sizes import patch_sizes
 from chipsparse.cli.model.weights import count_weights
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.cli.plan import QUANTIZED, PlannedGeneration, fp8_weights, plan_generation
@@ -34,6 +33,7 @@ from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
+from chipsparse.pipelines.model_sizes import patch_sizes
 from chipsparse.plan import Action
 from chipsparse.profiles.measured import measured_with
 from chipsparse.profiles.profile import Profile

@@ -17,7 +17,9 @@ import diffusers
 import torch
 
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.model.folder import (
+from chipsparse.pipelines.call import GUIDANCE, guider_specs
+from chipsparse.pipelines.denoising_loop import denoising_loops
+from chipsparse.pipelines.model_files import (
     absent_components,
     check_complete,
     components_of,
@@ -25,8 +27,6 @@ from chipsparse.cli.model.folder import (
     read_index,
     read_json,
 )
-from chipsparse.pipelines.call import GUIDANCE, guider_specs
-from chipsparse.pipelines.denoising_loop import denoising_loops
 
 NO_DEFAULT = inspect.Parameter.empty
 # In the names of pipelines that always start from an image.

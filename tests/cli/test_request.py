@@ -17,7 +17,6 @@ from PIL import Image
 
 from chipsparse.cli import main, settings
 from chipsparse.cli.errors import UserError
-from chipsparse.cli.model import sizes
 from chipsparse.cli.model.description import ModelDescription, describe_model
 from chipsparse.cli.options import GenerateOptions, GenerationOptions
 from chipsparse.cli.plan import too_few_steps
@@ -25,6 +24,7 @@ from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.request import Place, choose_profile, resolve
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments import clips
+from chipsparse.pipelines import model_sizes as sizes
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import TunedFor

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from chipsparse.cli.model.sizes import vae_factors
 from chipsparse.common.errors import UserError, first_line, user_errors
+from chipsparse.pipelines.model_sizes import vae_factors
 from chipsparse.profiles.profile import Medium, bundled_model, medium_of, profile_classes
 
+HUB_SECONDS = 6.0  # to wait for a first answer
 INDEX = "model_index.json"
 MODULAR_INDEX = "modular_model_index.json"
 
@@ -124,7 +127,7 @@ def _fetch(hub_name: str, name: str) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        return Path(hf_hub_download(hub_name, name))
+        return Path(hf_hub_download(hub_name, name, local_files_only=not hub_answers()))
     except Exception as error:
         reasons = {
             errors.LocalEntryNotFoundError: "no connection to it, and no copy in the cache",
@@ -138,3 +141,32 @@ def _fetch(hub_name: str, name: str) -> Path:
             f"{hub_name} is neither a folder here nor a model that could be fetched from the "
             f"Hugging Face hub: {why}"
         ) from error
+
+
+@cache
+def hub_answers() -> bool:
+    """Return whether the Hugging Face hub answered within `HUB_SECONDS`, asked once in a process.
+
+    Without a network, its client tries again and again, a minute and more for each file.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with suppress(Exception):
+            answers.append(get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS))
+
+    # In a thread, as the look-up of the host's name has no limit of its own.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(HUB_SECONDS)
+    return len(answers) > 0
+
+
+def from_cache(location: str) -> dict[str, bool]:
+    """Return the option with which a class of diffusers does not ask a hub that never answers."""
+    return {} if Path(location).exists() or hub_answers() else {"local_files_only": True}
