@@ -31,7 +31,7 @@ import typer
 from annotated_types import Interval
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
-from chipsparse.cli.errors import UserError, reported_errors, user_errors
+from chipsparse.cli.errors import UserError, plain_words, reported_errors, user_errors
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
@@ -574,7 +574,7 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
         cause = wrong.get("ctx", {}).get("error")
         if isinstance(cause, UserError):
             raise cause from None
-        why = wrong["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        why = plain_words(wrong["msg"].removeprefix("Value error, "))
         text = f"{value:g}" if isinstance(value, float) else value
         raise UserError(f"{option_name(name)} {text} {why}") from None
 

@@ -61,7 +61,7 @@ def plan_generation(
     if adapter is None:
         raise UserError(
             f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
-            f"does not support; supported classes: {', '.join(ADAPTERS)}"
+            "does not support; chipsparse models lists the classes that it does"
         )
     frames, rows, columns = latent_sizes(settings, model)
     if rows is None or columns is None:

@@ -311,9 +311,9 @@ def choose_profile(
             return None
         else:
             raise UserError(
-                f"there is no profile for the model class {kind} (there is for "
-                f"{', '.join(profiles.profile_classes())}); give one with --config, or --quality "
-                f"{profiles.DEFAULT_QUALITY}, which is made for no model in particular"
+                f"there is no profile for the model class {kind} (chipsparse models lists those "
+                f"that have one); give one with --config, or --quality {profiles.DEFAULT_QUALITY}, "
+                "which is made for no model in particular"
             )
         profile = profile.for_steps(options.steps, experts=model.experts)
         if options.quality is not None:

@@ -384,3 +384,10 @@ def test_the_most_frames_of_a_transformer_whose_patches_have_several():
     settings.check_sizes(most, model)
     with pytest.raises(UserError, match=r"--frames 65 is too large .* the largest is 61"):
         settings.check_sizes(most.model_copy(update={"num_frames": 65}), model)
+
+
+def test_a_class_without_a_profile_is_refused_in_a_short_sentence():
+    model = SimpleNamespace(transformer_class="OtherTransformer", location="no/where", experts=1)
+    with pytest.raises(UserError, match="class OtherTransformer .chipsparse models lists") as error:
+        choose_profile(GenerationOptions(), model)
+    assert len(str(error.value)) < 250
