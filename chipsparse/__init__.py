@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from chipsparse.profiles.profile import (
         GenerationDefaults,
         Profile,
+        bundled_model,
         default_profile,
         find_profile,
         load_profile,
@@ -67,6 +68,7 @@ __all__ = [
     "ScheduleConfig",
     "SparsityConfig",
     "StepRecord",
+    "bundled_model",
     "compare",
     "default_profile",
     "disable",
@@ -90,6 +92,7 @@ _LATER = {
     "SparsityConfig": "config",
     "GenerationDefaults": "profiles.profile",
     "Profile": "profiles.profile",
+    "bundled_model": "profiles.profile",
     "default_profile": "profiles.profile",
     "find_profile": "profiles.profile",
     "load_profile": "profiles.profile",
@@ -117,4 +120,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

@@ -223,7 +223,7 @@ def enable(
         config: a config, a profile, or the path of one. By default the profile in the folder of the
             pipeline, else that of its transformer's class.
         quality: a named quality of the profile: ``"faithful"``, ``"balanced"`` (the default),
-            ``"fast"`` or ``"published"``. A `SparsityConfig` has none.
+            ``"fast"``, ``"draft"`` (the fastest) or ``"published"``. A `SparsityConfig` has none.
         strict: raise `FallbackError` where anything would run denser than the config asks.
         layer_times: measure the time of every layer for the report, by events of the device.
         static_columns: columns of attention that every query block keeps: one bool for each video

@@ -13,7 +13,7 @@ from typing import Any
 
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.compare.options import CompareOptions
-from chipsparse.cli.errors import results_alone
+from chipsparse.cli.errors import check_installed, results_alone
 from chipsparse.cli.options import (
     REQUIRED,
     Device,
@@ -22,6 +22,7 @@ from chipsparse.cli.options import (
     Positive,
     PrintOptions,
     argument,
+    check_readable,
     generation_option,
     model_option,
     output_option,
@@ -43,6 +44,14 @@ class ExplainOptions(GenerationOptions):
     )
     negative_prompt: None = None
 
+    def check(self) -> None:
+        from chipsparse.cli.ranks import shared_by
+
+        shared_by(self.gpus or 1, self.guidance_parallel)
+
+    def check_contents(self) -> None:
+        self.check_model_files()
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(PrintOptions):
@@ -61,6 +70,14 @@ class ReportOptions(PrintOptions):
         shown="those that the files name",
     )
     json: bool = False
+
+    def check_contents(self) -> None:
+        from chipsparse.cli.media.write import check_file
+
+        check_installed("matplotlib", "report", "the page needs matplotlib")
+        check_file("--output", self.output, ".html", ".htm")
+        for source in self.sources:
+            check_readable("the file", source)
 
     def reads(self) -> list[Path]:
         media = [file for path in self.media or () for file in clip_sources(path)]

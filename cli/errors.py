@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import re
 import signal
 import sys
 import traceback
@@ -22,11 +23,17 @@ from chipsparse.common.errors import user_errors as user_errors
 from chipsparse.common.stopping import STOP_SIGNALS as STOP_SIGNALS
 from chipsparse.common.stopping import exit_code as exit_code
 
+MAKE_SEEDS = ("generate", "batch")  # commands of which ``--num`` is a number of seeds
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
+OUTPUT_FAILED = "the output could not be written"
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # in PyTorch's message
 # What Typer refuses itself: options that do not exist or are missing, no numbers.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class OutputError(Exception):
+    """The standard output takes no more, as on a full disk."""
 
 
 @contextmanager
@@ -43,12 +50,12 @@ def reported_errors(
         with _stop_signals(), stopping.kept_is(kept):
             yield
             if sys.stdout is not None:  # as where a shell closed it
-                sys.stdout.flush()
+                with printing():
+                    sys.stdout.flush()
     except typer.Exit:
         raise
     except BrokenPipeError as error:
-        with suppress(OSError, ValueError):  # else Python complains of what is left, as it ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise typer.Exit(EXIT_FAILED) from error
     except KeyboardInterrupt as error:
         _report_stop(error, debug=debug, kept=kept)
@@ -61,13 +68,32 @@ def reported_errors(
         line = f"error: {described(error)}"
         is_users = isinstance(error, UserError) or _is_long_name(error)
         code = EXIT_USER_ERROR if is_users else EXIT_FAILED
-        if code == EXIT_FAILED and not debug and not _is_out_of_memory(error):
+        explained = _is_out_of_memory(error) or isinstance(error, OutputError)
+        if code == EXIT_FAILED and not debug and not explained:
             line += " (--debug shows the traceback)"
         with suppress(OSError):  # the terminal may be gone
             if debug:
                 traceback.print_exception(error)
             say(line)
         raise typer.Exit(code) from error
+
+
+def _drop_output() -> None:
+    """Let what was not written to the standard output go."""
+    with suppress(OSError, ValueError):  # else Python complains of what is left, as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Raise `OutputError` where the standard output takes no more; a reader may go away."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise OutputError(f"{OUTPUT_FAILED}: {reason(error)}") from error
 
 
 def _report_stop(stopped: KeyboardInterrupt, *, debug: bool, kept: Callable[[], str]) -> None:
@@ -92,6 +118,29 @@ def _stop_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def plain_words(text: str) -> str:
+    """Return what pydantic says of a value, in the words of all other refusals."""
+    for words, plain in {
+        "Input should": "must",
+        ", unable to parse string as an integer": "",
+        ", unable to parse string as a number": "",
+        "': must be a valid": "': it must be a valid",
+    }.items():
+        text = text.replace(words, plain)
+    return text
+
+
+def _seed_hint(error: Any) -> str:
+    """Return what to add where several seeds were typed; nothing elsewhere."""
+    if error.ctx is None or error.ctx.command.name not in MAKE_SEEDS:
+        return ""
+    message = error.format_message()
+    extra = re.fullmatch(r"Got unexpected extra argument\(?s?\)? \(([0-9 ]+)\)", message.strip())
+    if extra is None and "'--seed'" not in message:
+        return ""
+    return "; --num N makes N seeds, from --seed on"
+
+
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """End the program with a sentence, as for all other errors, where Typer would draw a box."""
@@ -103,10 +152,17 @@ def usage_errors() -> Iterator[None]:
             if error.format_message():  # help, where it is not shown already
                 error.show()
         else:
-            wrong = " ".join(error.format_message().split()).rstrip(".")
+            wrong = " ".join(error.format_message().split()).rstrip(".") + _seed_hint(error)
+            wrong = plain_words(wrong)
             where = "chipsparse" if error.ctx is None else error.ctx.command_path
             say(f"error: {wrong[:1].lower()}{wrong[1:]}; {where} --help tells more")
         sys.exit(EXIT_USER_ERROR)
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(EXIT_FAILED)
+    except OSError as error:  # help and version are printed before a command begins
+        say(f"error: {OUTPUT_FAILED}: {reason(error)}")
+        sys.exit(EXIT_FAILED)
     except typer.Abort:  # which Typer makes of Ctrl-C
         stopped = stopping.asked_to_stop()
         if stopped is not None:
@@ -122,7 +178,7 @@ def check_installed(package: str, extra: str, needs: str) -> None:
 
 def described(error: Exception) -> str:
     """Return one sentence about an error."""
-    if isinstance(error, UserError):
+    if isinstance(error, (UserError, OutputError)):
         return " ".join(str(error).split())
     if _is_long_name(error):
         end = str(error.filename)[-40:]

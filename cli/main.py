@@ -35,7 +35,7 @@ def _make_app() -> typer.Typer:
     import shutil
 
     import typer
-    from typer.core import TyperCommand, TyperGroup
+    from typer.core import TyperCommand, TyperGroup, TyperOption
 
     from chipsparse.cli.commands import COMMANDS, generate
     from chipsparse.cli.options import as_command
@@ -50,6 +50,17 @@ def _make_app() -> typer.Typer:
             formatter.width = columns - 1
 
     class Command(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            """Refuse an option with two values, of which the parser would take the last."""
+            _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+            single = [p for p in given if isinstance(p, TyperOption) and not p.multiple]
+            for option in single:
+                if single.count(option) > 1 and not option.is_flag:
+                    ctx.fail(
+                        f"{option.opts[0]} is given {single.count(option)} times; give it once"
+                    )
+            return super().parse_args(ctx, args)
+
         def format_help(self, ctx: Any, formatter: Any) -> None:
             fit(self, formatter)
             super().format_help(ctx, formatter)
@@ -92,6 +103,7 @@ def _make_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the `chipsparse` command."""
+    ending = stopping.Ending()
     with stopping.listening():
         try:
             code = _run()
@@ -104,6 +116,7 @@ def main() -> None:
         if stopping.asked_to_stop() is not None:
             # Python's own end may take as long as a command's beginning.
             stopping.leave(code or 0)
+    ending.code = int(code or 0)
     if code:
         sys.exit(code)
 

@@ -32,18 +32,23 @@ import typer
 from annotated_types import Interval
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
-from chipsparse.cli.errors import UserError, reported_errors, user_errors
+from chipsparse.cli.errors import UserError, plain_words, reported_errors, user_errors
 from chipsparse.cli.prompts import read_prompts, typed_prompt
 from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
-from chipsparse.common.files import Write, beside, check_inputs_stay, clip_writes, numbered
+from chipsparse.common.files import IMAGES, Write, beside, check_inputs_stay, clip_writes, numbered
 from chipsparse.experiments.samples import Sample
+from chipsparse.pipelines.model_files import read_folder
+from chipsparse.pipelines.model_sizes import check_sizes
 from chipsparse.profiles.profile import (
     ASSETS,
+    BUNDLED_MODELS,
     MODEL_PROFILE_NAME,
     MOST_STEPS,
     PROFILES,
     QUALITIES_FILE,
+    GenerationDefaults,
+    Profile,
     bundled_model,
     check_quality,
     load_profile,
@@ -109,11 +114,13 @@ def seed_option() -> Any:
 def _check_model(location: str) -> str:
     if not location.strip():
         raise UserError("--model is empty; leave it out for the bundled tiny model")
+    if location in BUNDLED_MODELS and not is_here(location):
+        return str(bundled_model(location))
     owner_of_hub = re.fullmatch(r"([^/.~][^/]*)/[^/]+", location)
     if not is_here(location) and (owner_of_hub is None or Path(owner_of_hub[1]).is_dir()):
         raise UserError(
             f"the model folder {location} does not exist; a hub name has the form owner/name, "
-            "where owner is no folder here"
+            f"where owner is no folder here; bundled models are {' and '.join(BUNDLED_MODELS)}"
         )
     return location
 
@@ -177,6 +184,15 @@ def model_files(location: str) -> list[Path]:
     return [*folder.glob("*model_index.json"), folder / MODEL_PROFILE_NAME, *components]
 
 
+def check_serves(profile: Profile, transformer_class: str, location: str) -> None:
+    """Raise `UserError` where a profile is for another class than the model has."""
+    if not profile.serves(transformer_class):
+        raise UserError(
+            f"{profile.source} is for {profile.model_class}, but the model {location} has a "
+            f"{transformer_class}"
+        )
+
+
 # The options of commands.
 
 AnyOptions = TypeVar("AnyOptions", bound="PrintOptions")
@@ -193,6 +209,12 @@ class PrintOptions:
 
     def check(self) -> None:
         """Raise `UserError` for options that do not go together, with any model and device."""
+
+    def check_contents(self) -> None:
+        """Raise `UserError` for what is in the files that are read, as far as torch is not needed.
+
+        By then no file that is written would replace one of them.
+        """
 
     def given(self) -> list[str]:
         """Return the options and arguments that are not as if they were left out."""
@@ -234,8 +256,9 @@ class GenerationOptions(PrintOptions):
     """The options of every command about a generation; None where one was left out."""
 
     model: Model | None = model_option(
-        help="Model folder in diffusers format, or a Hugging Face hub name.",
-        shown="the bundled tiny model",
+        help="Model folder in diffusers format, a Hugging Face hub name, or a bundled tiny model: "
+        "tiny-wan (videos) or tiny-flux (images).",
+        shown="tiny-wan",
     )
     lora: list[str] | None = None
     scheduler: str | None = None
@@ -295,7 +318,32 @@ class GenerationOptions(PrintOptions):
         bundled = [PROFILES, QUALITIES_FILE, ASSETS / "prompts"]
         named = [file for file in (self.config, self.image) if file is not None]
         loras = [lora.file for lora in self.loras]
-        return [*model_files(self.model or str(bundled_model())), *bundled, *named, *loras]
+        model = self.model or str(ASSETS / BUNDLED_MODELS[0])
+        return [*model_files(model), *bundled, *named, *loras]
+
+    def check_model_files(self) -> None:
+        """Raise `UserError` for what does not go together with the files of the model.
+
+        Nothing here needs torch, which takes seconds: what a class of diffusers decides, and a
+        model on the hub, are checked later.
+        """
+        if self.device == "cpu":
+            self.check_budgets(on_gpu=False)
+        folder = read_folder(self.model)
+        if folder is None:
+            return
+        if folder.tells_sizes:
+            # A model of images has no frames, whatever its VAE could do.
+            frames = self.frames if folder.medium == "video" else None
+            check_sizes(GenerationDefaults(self.height, self.width, frames), folder)
+        if self.config is not None:
+            with user_errors(ValueError):
+                check_serves(load_profile(self.config), folder.transformer_class, folder.location)
+
+    def check_budgets(self, *, on_gpu: bool) -> None:
+        """Raise `UserError` for a memory budget that has no effect on the device."""
+        if self.vram is not None and not on_gpu:
+            raise UserError(f"--vram {self.vram} has no effect on a CPU; use --ram")
 
     def memory_budgets(self) -> dict[str, int]:
         """Return what ``--vram`` and ``--ram`` change in a `SparsityConfig`."""
@@ -337,7 +385,7 @@ class GenerateOptions(GenerationOptions):
     output: Path = output_option(
         "-o",
         help="File to write: .mp4, .webm, .gif, or .png (numbered files for several frames). "
-        "Models of images write .png.",
+        "Models of images write .png, .jpg or .webp.",
         default=REQUIRED,
         shown=False,
     )
@@ -434,7 +482,8 @@ class GenerateOptions(GenerationOptions):
 
     def check(self) -> None:
         # Imported here so that --help does not wait for numpy and PIL.
-        from chipsparse.cli.media.write import check_file, check_output
+        from chipsparse.cli.media.write import CLIPS, SUFFIXES, check_file, check_kind, check_output
+        from chipsparse.cli.ranks import this_rank
 
         if self.dense and self.compare:
             raise UserError(
@@ -449,11 +498,22 @@ class GenerateOptions(GenerationOptions):
             self.refuse("--strength", why="is about the image of --image, and there is none")
         also = BESIDE if self.compare else ()
         fps = None if self.fps == DEFAULT_FPS else self.fps
+        folder = read_folder(self.model)
+        medium = None if folder is None else folder.medium
+        offered = {"image": IMAGES, "video": CLIPS, None: SUFFIXES}[medium]
         for item in self.items:
-            check_output(item.output, fps=fps, crf=self.crf, also=also)
+            known = item.output.suffix.lower() in SUFFIXES
+            if known and medium is not None:
+                check_kind(item.output, video=medium == "video")
+            suffixes = SUFFIXES if known else offered
+            check_output(item.output, fps=fps, crf=self.crf, also=also, suffixes=suffixes)
             if item.report is not None:
                 check_file("--report", item.report, ".json")
         _ = self.input_image  # which raises where it cannot be read
+        this_rank(self)
+
+    def check_contents(self) -> None:
+        self.check_model_files()
 
     def reads(self) -> list[Path]:
         return [*super().reads(), *([] if self.prompts is None else [self.prompts])]
@@ -485,6 +545,7 @@ def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
         with reported_errors(debug=debug):
             options = read_options(kind, typed)
             check_inputs_stay(options.writes(), options.reads())
+            options.check_contents()
         with reported_errors(debug=debug, kept=options.kept):
             run(options)
 
@@ -514,7 +575,7 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
         cause = wrong.get("ctx", {}).get("error")
         if isinstance(cause, UserError):
             raise cause from None
-        why = wrong["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        why = plain_words(wrong["msg"].removeprefix("Value error, "))
         text = f"{value:g}" if isinstance(value, float) else value
         raise UserError(f"{option_name(name)} {text} {why}") from None
 

@@ -12,7 +12,7 @@ from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import count_weights
-from chipsparse.cli.settings import GenerationSettings, guiding_argument, latent_sizes, vae_factors
+from chipsparse.cli.settings import GenerationSettings, guiding_argument, latent_sizes
 from chipsparse.cli.views.units import counted
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
@@ -21,6 +21,7 @@ from chipsparse.cost_model.relative_cost import decided, why_skipping
 from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
+from chipsparse.pipelines.model_sizes import vae_factors
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.profiles.profile import MOST_STEPS, Profile
@@ -60,7 +61,7 @@ def plan_generation(
     if adapter is None:
         raise UserError(
             f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
-            f"does not support; supported classes: {', '.join(ADAPTERS)}"
+            "does not support; chipsparse models lists the classes that it does"
         )
     frames, rows, columns = latent_sizes(settings, model)
     if rows is None or columns is None:

@@ -26,7 +26,7 @@ from chipsparse.cli.model.loading import load_pipeline
 from chipsparse.cli.model.lora import load_loras
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.model.weights import weights_digest
-from chipsparse.cli.options import GenerateOptions, GenerationOptions, is_here
+from chipsparse.cli.options import GenerateOptions, GenerationOptions, check_serves, is_here
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.cli.ranks import Rank
 from chipsparse.cli.settings import (
@@ -203,8 +203,7 @@ def place_on(
     parallel: Parallel | None = None,
 ) -> Place:
     """Return what the files of ``--model`` say, to be computed on a device; raise `UserError`."""
-    if options.vram is not None and device.type != "cuda":
-        raise UserError(f"--vram {options.vram} has no effect on a CPU; use --ram")
+    options.check_budgets(on_gpu=device.type == "cuda")
     location = str(profiles.bundled_model()) if options.model is None else options.model
     text = f"looking up {location} on the Hugging Face hub"
     with nullcontext() if is_here(location) else display.stage(text):
@@ -312,16 +311,12 @@ def choose_profile(
             return None
         else:
             raise UserError(
-                f"there is no profile for the model class {kind} (there is for "
-                f"{', '.join(profiles.profile_classes())}); give one with --config, or --quality "
-                f"{profiles.DEFAULT_QUALITY}, which is made for no model in particular"
+                f"there is no profile for the model class {kind} (chipsparse models lists those "
+                f"that have one); give one with --config, or --quality {profiles.DEFAULT_QUALITY}, "
+                "which is made for no model in particular"
             )
         profile = profile.for_steps(options.steps, experts=model.experts)
         if options.quality is not None:
             profile = profile.of_quality(options.quality)
-        if not profile.serves(kind):
-            raise UserError(
-                f"{profile.source} is for {profile.model_class}, but the model "
-                f"{model.location} has a {kind}"
-            )
+        check_serves(profile, kind, model.location)
         return profile.override(options.memory_budgets())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from chipsparse.cli.errors import UserError
@@ -15,14 +14,19 @@ from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.options import GenerationOptions, option_name
 from chipsparse.common.bounded import Index
+from chipsparse.pipelines.model_sizes import (
+    Size,
+    check_sizes,
+    frame_chunks,
+    size_multiples,
+    vae_factors,
+)
 from chipsparse.pipelines.registry import ADAPTERS
 from chipsparse.profiles.profile import GenerationDefaults, Profile
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Size = tuple[int, int]  # height and width
-SIZE_MULTIPLE = 16  # what diffusers' pipelines ask of every height and width
 ALIKE = ("height", "width", "guidance_scale", "negative_prompt")  # in options and in pipelines
 OPTION_OF = {name: option_name(name) for name in ALIKE}
 OPTION_OF |= {"num_frames": "--frames", "num_inference_steps": "--steps"}
@@ -151,51 +155,6 @@ def size_like(image: Image, options: GenerationOptions, usual: Size, multiples: 
     return height, rounded(height * shape, multiples[1]) if width is None else width
 
 
-def check_sizes(settings: GenerationSettings, model: ModelDescription) -> None:
-    """Raise `UserError` for a size that the model cannot do, with the nearest that it can."""
-    chunks, (time, *patches) = frame_chunks(model.vae_config), pixels_of_patch(model)
-    longest = model.transformer_config.get("rope_max_seq_len")
-    # Of each size: the number that it is to be a multiple of, plus a rest, and the largest.
-    rules: dict[str, tuple[int, int, float]] = {}
-    sides = zip(("height", "width"), patches, size_multiples(model), strict=True)
-    for name, patch, multiple in sides:
-        rules[name] = multiple, 0, longest * patch // multiple * multiple if longest else math.inf
-    if chunks.frames > 1:
-        most = chunks.frames_of(longest * time) if longest else math.inf
-        rules["num_frames"] = chunks.frames, chunks.first, most
-    for name, (multiple, rest, most) in rules.items():
-        option, size = OPTION_OF[name], getattr(settings, name)
-        if size is None:
-            continue
-        if size > most:
-            raise UserError(f"{option} {size} is too large for this model; the largest is {most}")
-        if size >= 1 and size % multiple == rest % multiple:
-            continue
-        smallest = rest or multiple
-        below = (size - rest) // multiple * multiple + rest
-        nearest = [n for n in (below, below + multiple) if smallest <= n <= most]
-        form = f"a multiple of {multiple}" + (f" plus {rest}" if rest else "")
-        fits = " or ".join(map(str, nearest or [smallest]))
-        raise UserError(f"{option} {size} does not fit this model, which needs {form}; use {fits}")
-
-
-def size_multiples(model: ModelDescription) -> Size:
-    """Return the numbers of which the height and the width of a frame must be multiples."""
-    _, height, width = pixels_of_patch(model)
-    return math.lcm(SIZE_MULTIPLE, height), math.lcm(SIZE_MULTIPLE, width)
-
-
-def pixels_of_patch(model: ModelDescription) -> tuple[int, int, int]:
-    """Return the latent frames, pixel rows and pixel columns that one token stands for."""
-    space, _ = vae_factors(model.vae_config)
-    config = model.transformer_config
-    time, height, width = patch_sizes(config)
-    channels = model.vae_config.get("latent_channels", 0)
-    # As FLUX does, the pipeline packs 2x2 latents into a token before the transformer.
-    packs = config.get("patch_size") == 1 and config.get("in_channels") == 4 * channels > 0
-    return time, (1 + packs) * space * height, (1 + packs) * space * width
-
-
 def latent_sizes(
     settings: GenerationSettings, model: ModelDescription
 ) -> tuple[int, int | None, int | None]:
@@ -211,57 +170,3 @@ def latent_sizes(
         config.get("sample_height", default) if height is None else height // space,
         config.get("sample_width", default) if width is None else width // space,
     )
-
-
-@dataclass(frozen=True)
-class FrameChunks:
-    """The way of a VAE from frames to latent frames: some first ones, then chunk by chunk."""
-
-    first: int  # the first frames
-    frames: int  # of every chunk behind them
-    latent_first: int = 1  # latent frames of the first ones
-    latents: int = 1  # latent frames of a chunk
-
-    def latents_of(self, frames: int) -> int:
-        chunks = (frames - self.first) // self.frames
-        return max(1, chunks * self.latents + self.latent_first)
-
-    def frames_of(self, latents: int) -> int:
-        """Return the most frames of a video that has at most so many latent ones."""
-        return (latents - self.latent_first) // self.latents * self.frames + self.first
-
-
-def frame_chunks(config: dict[str, Any]) -> FrameChunks:
-    """Return how a VAE with this config makes latent frames."""
-    _, time = vae_factors(config)
-    clip = config.get("clip_length")  # of MiniMax-H3: it encodes clips, and drops the last latents
-    if clip is None:
-        return FrameChunks(1, time)
-    latents = -(-clip // time)
-    return FrameChunks(latents, clip, latents - config["token_drop"], latents)
-
-
-def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
-    """Return by how much the VAE shrinks space and time."""
-    space = config.get("scale_factor_spatial") or config.get("spatial_compression_ratio")
-    time = config.get("scale_factor_temporal") or config.get("temporal_compression_ratio")
-    for kind in ("expansions", "downsample_factors"):
-        if f"spatial_{kind}" in config:
-            space, time = (math.prod(config[f"{axis}_{kind}"]) for axis in ("spatial", "temporal"))
-    scalings = config.get("spatio_temporal_scaling")  # of LTX-Video: stages that shrink both
-    if scalings:
-        both = 2 ** sum(map(bool, scalings))
-        space, time = space or config["patch_size"] * both, time or config["patch_size_t"] * both
-    stages = config.get("temperal_downsample") or ()
-    blocks = config.get("block_out_channels") or [1]
-    space = space or 2 ** (len(stages) or len(blocks) - 1)
-    return int(space), int(time or 2 ** sum(map(bool, stages)))
-
-
-def patch_sizes(config: dict[str, Any]) -> tuple[int, int, int]:
-    """Return the transformer's patch in time, height and width."""
-    patch = config.get("patch_size") or 1
-    if isinstance(patch, int):
-        patch = [config.get("patch_size_t") or 1, patch, patch]
-    time, height, width = [1, *patch] if len(patch) == 2 else patch
-    return int(time), int(height), int(width)

@@ -15,6 +15,9 @@ from typing import NamedTuple
 from chipsparse.common import stopping
 from chipsparse.common.errors import UserError
 
+# Formats of single images: several frames become numbered files.
+IMAGES = (".png", ".jpg", ".jpeg", ".webp")
+
 
 class Write(NamedTuple):
     """A file that a command writes, and the option that it comes from."""
@@ -88,10 +91,10 @@ def numbered_files(path: Path) -> list[Path]:
 
 
 def clip_writes(option: str, path: Path, *, single: bool = True) -> list[Write]:
-    """Return the files that a clip is written to; ``single``: it has one frame, or is no PNG.
+    """Return the files that a clip is written to; ``single``: it has one frame, or is a video.
 
-    How many frames a PNG will have is not always known beforehand: all that are there count.
+    How many images there will be is not always known beforehand: all that are there count.
     """
-    if single or path.suffix.lower() != ".png":
+    if single or path.suffix.lower() not in IMAGES:
         return [Write(option, path)]
     return [Write(option, path), *(Write(option, file) for file in numbered_files(path))]

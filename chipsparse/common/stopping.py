@@ -9,6 +9,7 @@ Nothing here may take long to import: whatever is imported before cannot be inte
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import select
@@ -145,6 +146,32 @@ def leave(code: int) -> None:
         with suppress(Exception):
             stream.flush()
     os._exit(code)
+
+
+class Ending:
+    """Leaves the process of a command once all `atexit` functions that are registered later ran.
+
+    The interpreter's own end frees each object of PyTorch and diffusers, which takes seconds, and
+    nobody gains by it. Threads that are no daemons have ended before, and files are flushed. Where
+    another program called the command, that one's end stays as it is.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None  # of the process; None as long as it is not known
+        if _is_own_process():
+            atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        if self.code is not None:
+            leave(self.code)
+
+
+def _is_own_process() -> bool:
+    """Return whether Python was started as `chipsparse` or by `python -m chipsparse`."""
+    folder, name = os.path.split(getattr(sys.modules["__main__"], "__file__", None) or "")
+    stem = os.path.splitext(name)[0]
+    is_module = stem == "__main__" and os.path.basename(folder) == "chipsparse"
+    return is_module or stem == "chipsparse"
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn
 
 import yaml
 
+from chipsparse.common.errors import UserError
 from chipsparse.common.text_files import read_text
 from chipsparse.common.validation import Validated, build, option, shown
 from chipsparse.config import SparsityConfig
@@ -29,6 +30,7 @@ ASSETS = Path(__file__).parents[1] / "assets"
 PROFILES = ASSETS / "profiles"
 QUALITIES_FILE = ASSETS / "qualities.yaml"
 IMAGES, ALL = "images", "all"  # keys of that file: what images differ in, and what all of these do
+BUNDLED_MODELS = ("tiny-wan", "tiny-flux")  # the first one is the command's default
 MODEL_PROFILE_NAME = "chipsparse.yaml"
 LARGEST_FILE_BYTES = 1 << 20
 MOST_STEPS = 1000  # the most that a schedule of diffusers tells apart
@@ -302,11 +304,37 @@ def profile_classes() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
+def medium_of(transformer_class: str) -> Medium:
+    """Return what models of a class make, which is one of `profile_classes`."""
+    medium: Medium = _read(PROFILES / f"{transformer_class}.yaml").get("medium", "video")
+    return medium
+
+
 def default_profile() -> Profile:
     """Return the profile of models that have none: the named qualities in general."""
     return load_profile(QUALITIES_FILE)
 
 
-def bundled_model() -> Path:
-    """Return the folder of the bundled tiny video model."""
-    return ASSETS / "tiny-wan"
+def bundled_model(name: str = BUNDLED_MODELS[0]) -> Path:
+    """Return the folder of a bundled tiny model, in diffusers format.
+
+    >>> DiffusionPipeline.from_pretrained(chipsparse.bundled_model("tiny-flux"))
+
+    Args:
+        name: ``"tiny-wan"`` makes videos of simple shapes (the default), ``"tiny-flux"`` images.
+
+    Raises:
+        ValueError: if there is no bundled model of that name, or this installation came without
+            it.
+    """
+    if name not in BUNDLED_MODELS:
+        raise UserError(
+            f"{shown(name)} is no bundled model; these are {' and '.join(BUNDLED_MODELS)}"
+        )
+    folder = ASSETS / name
+    if not folder.is_dir():
+        raise UserError(
+            f"this installation of chipsparse came without the bundled model {name}; name a folder "
+            "or a hub model, or install chipsparse from its repository, which has it"
+        )
+    return folder

@@ -21,6 +21,7 @@ from chipsparse.cli.model.weights import files_digest, weights_digest
 from chipsparse.cli.options import Item, read_value, seeds_from
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.request import Place, Request, resolve
+from chipsparse.common.files import IMAGES
 
 DIGITS = 16  # of a digest: 2^64 of them
 # What decides about a result, of the facts that `RequestRecord` has.
@@ -61,11 +62,8 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
     Raises one `UserError` for all lines that cannot be made.
     """
     model, video = place.model, place.model.accepts("num_frames")
-    if options.format not in (None, "png") and not video:
-        raise UserError("this model makes images, not videos; use --format png")
-    suffix = options.format or ("mp4" if video else "png")
-    folder = options.output if options.output.is_dir() else options.output.parent
-    file = folder / f"clip.{suffix}"
+    suffix = options.suffix(video=video)
+    file = options.file(suffix)
     fixed = {"device": str(place.device), "dtype": place.dtype_name}
     weights = {
         "model": weights_digest(model) or model.location,
@@ -87,9 +85,9 @@ def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) 
                 given = options.of_line({**own, **fixed, "output": file})
                 request = resolve(given, place)
                 frames = request.settings.num_frames or 1
-                if suffix == "png" and frames > 1:
+                if f".{suffix}" in IMAGES and frames > 1:
                     raise UserError(
-                        f"a video of {frames} frames is no single .png; use --format mp4"
+                        f"a video of {frames} frames is no single .{suffix}; use --format mp4"
                     )
                 known[str(own)] = request, {**_decisive(request), **weights}
         except UserError as error:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from chipsparse.cli.batch.prompt_file import Line, read_lines
+from chipsparse.cli.batch.prompt_file import Line, check_lines, read_lines
 from chipsparse.cli.errors import UserError, check_installed
 from chipsparse.cli.options import (
     REQUIRED,
@@ -19,8 +19,11 @@ from chipsparse.cli.options import (
     option,
     output_option,
     read_options,
+    read_value,
+    seeds_from,
 )
-from chipsparse.common.files import Write
+from chipsparse.common.files import IMAGES, Write
+from chipsparse.pipelines.model_files import read_folder
 
 MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"  # names in the folder
 worker_option = partial(option, panel="Workers")
@@ -50,8 +53,9 @@ class BatchOptions(GenerateOptions):
         default=REQUIRED,
         shown=False,
     )
-    format: Literal["mp4", "webm", "gif", "png"] | None = output_option(
-        help="mp4, webm or gif for videos; images are png.", shown="mp4, or png of images"
+    format: Literal["mp4", "webm", "gif", "png", "jpg", "webp"] | None = output_option(
+        help="mp4, webm or gif for videos; png, jpg or webp for images.",
+        shown="mp4, or png of images",
     )
     engine: Literal["ray"] | None = worker_option(
         help="ray: actors of the Ray cluster that RAY_ADDRESS names, else of this machine.",
@@ -96,6 +100,40 @@ class BatchOptions(GenerateOptions):
             raise UserError(f"--output {self.output} is a file; name a folder")
         if not self.output.exists():  # else files in it would be named as the option's
             check_writable("--output", self.output)
+
+    def check_contents(self) -> None:
+        """Raise one `UserError` for all lines that are wrong, as far as that is known by now."""
+        folder = read_folder(self.model)
+        if folder is None or folder.medium is None:
+            return
+        suffix = self.suffix(video=folder.medium == "video")
+        content = self.file_content
+        problems = dict(content.problems)
+        known: set[str] = set()  # settings that lines share are checked once
+        for line in content.lines:
+            own = dict(line.settings)
+            try:
+                seed = read_value(BatchOptions, "seed", own.pop("seed", self.seed))
+                number = read_value(BatchOptions, "num", own.pop("num", self.num or 1))
+                seeds_from(seed, number)
+                if str(own) not in known:
+                    self.of_line({**own, "output": self.file(suffix)}).check_contents()
+                    known.add(str(own))
+            except UserError as error:
+                problems[line.number] = str(error)
+        check_lines(self.prompts, problems, count=len(content.lines) + len(content.problems))
+
+    def suffix(self, *, video: bool) -> str:
+        """Return that of each file, without its dot; raise `UserError` for a video of images."""
+        suffix = self.format or ("mp4" if video else "png")
+        if not video and f".{suffix}" not in IMAGES:
+            raise UserError("this model makes images, not videos; use --format png, jpg or webp")
+        return suffix
+
+    def file(self, suffix: str) -> Path:
+        """Return a file of the folder, or beside it as long as it is not there."""
+        folder = self.output if self.output.is_dir() else self.output.parent
+        return folder / f"clip.{suffix}"
 
     def reads(self) -> list[Path]:
         settings = [line.settings for line in self.file_content.lines]

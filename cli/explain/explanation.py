@@ -23,7 +23,6 @@ from chipsparse.cli.plan import QUANTIZED, PlannedGeneration, fp8_weights, plan_
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, place_on, resolve
-from chipsparse.cli.settings import patch_sizes
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import PARTS, Part
 from chipsparse.cost_model import layer_times
@@ -34,6 +33,7 @@ from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import on_rank
+from chipsparse.pipelines.model_sizes import patch_sizes
 from chipsparse.plan import Action
 from chipsparse.profiles.measured import measured_with
 from chipsparse.profiles.profile import Profile

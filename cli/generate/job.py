@@ -61,8 +61,10 @@ def run(options: GenerateOptions) -> None:
         try:
             with working(options, rank) as (place, display):
                 request = resolve(options, place)
+                video = request.model.accepts("num_frames")
                 for item in options.items:
-                    media.check_kind(item.output, video=request.model.accepts("num_frames"))
+                    frames = request.settings.num_frames
+                    media.check_kind(item.output, video=video, frames=frames)
                 single = request.settings.num_frames in (None, 1)
                 check_inputs_stay(options.writes(single=single), options.reads())
                 if rank.starts:
@@ -324,6 +326,10 @@ def make(
         ]
         outputs["dense"] = beside(item.output, "dense"), dense.frames
         outputs["compare"] = beside(item.output, "compare"), stack_panels([panels])
+    named = [
+        file for path, frames in outputs.values() for file in media.clip_files(path, len(frames))
+    ]
+    replaced = [str(file) for file in [*named, item.report] if file is not None and file.exists()]
     with kept.display.stage(f"writing {item.output}"):
         facts = media.generation_metadata(request, item)
         encoding: dict[str, Any] = {"fps": options.fps, "crf": options.crf, "metadata": facts}
@@ -339,6 +345,7 @@ def make(
     result = record.GenerationResult(
         request=record_of(request, item, warnings),
         files=files,
+        replaced=replaced,
         sparse=records.get("sparse"),
         dense=records.get("dense"),
         comparison=comparison,

@@ -148,6 +148,7 @@ class GenerationResult(Result):
     kind: Literal["generation"] = "generation"
     request: RequestRecord = RequestRecord()
     files: Mapping[str, Sequence[String]] = {}  # by kind: "output", "dense", "compare", "report"
+    replaced: Sequence[String] = ()  # those of them whose names were taken before
     sparse: Run | None = None
     dense: Run | None = None
     comparison: Comparison | None = None
@@ -162,6 +163,12 @@ class GenerationResult(Result):
     @property
     def title(self) -> str:
         return self.request.prompt or "A generation"
+
+    def written_text(self, kind: str) -> str:
+        """Return the names of the files of a kind, and whether they replaced earlier ones."""
+        files = self.files[kind]
+        replaced = set(self.replaced) & set(files)
+        return f"{files_text(files)} (replaced)" if replaced else files_text(files)
 
     def points(self, name: str) -> list[QualityPoint]:
         comparison, request = self.comparison, self.request
@@ -190,7 +197,7 @@ class GenerationResult(Result):
             published = published_text(self.request.model, self.comparison.speedup)
             head.insert(2, ("published", published))
         names = {"output": "written"}
-        head += [(names.get(kind, kind), files_text(files)) for kind, files in self.files.items()]
+        head += [(names.get(kind, kind), self.written_text(kind)) for kind in self.files]
         head.append(("prompt", shortened(self.request.prompt, WHOLE_PROMPT) or "(empty)"))
         head.append(("seed", str(self.request.seed)))
         if self.sparse is not None:
@@ -273,7 +280,7 @@ class SeriesResult(Result):
         rows = []
         for clip in self.clips:
             made = None if clip.error is not None else clip.made
-            cells = ["failed" if made is None else files_text(clip.files["output"])]
+            cells = ["failed" if made is None else clip.written_text("output")]
             if prompts:
                 cells.append(shortened(clip.request.prompt, ROW_PROMPT) or "(empty)")
             time = "-" if made is None else seconds_text(made.denoising_seconds)

@@ -1,4 +1,4 @@
-"""Files to frames: MP4, WebM, GIF, PNG, folders of PNG, and the image of `--image`."""
+"""Files to frames: MP4, WebM, GIF, PNG, JPEG, WebP, folders of PNG, and the image of `--image`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from PIL import Image, ImageSequence
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.write import CODECS, FRAME_COUNT, SUFFIXES, ffmpeg, plain_file, run_ffmpeg
 from chipsparse.cli.options import DEFAULT_FPS, check_readable
-from chipsparse.common.files import numbered_files
+from chipsparse.common.files import IMAGES, numbered_files
 from chipsparse.experiments.frames import Frames, frames_of, joined, rgb_image, size_text
 
+WEBP_HEADER_BYTES = 64  # up to the name of the chunk of pixels
 # What ffmpeg opens, whatever a file is called: playlists and scripts name other files.
 CONTAINERS = ("-format_whitelist", "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,flv,mpegts")
 
@@ -49,7 +50,7 @@ def read_clip(path: Path) -> Clip:
         if kind not in SUFFIXES:
             known = ", ".join(SUFFIXES)
             raise UserError(f"{path} is no {known} or folder of .png; nothing else can be read")
-        frames = [] if kind != ".png" or path.exists() else _numbered_frames(path)
+        frames = [] if kind not in IMAGES or path.exists() else _numbered_frames(path)
         if frames:
             return _read_images(path, frames)
         check_readable("the file", path)
@@ -108,7 +109,15 @@ def _read_images(path: Path, files: list[Path]) -> Clip:
                 f"{file} has {size_text(frames[-1])}"
             )
     fps = 1000 * len(frames) / milliseconds if milliseconds else None
-    return Clip(path, np.stack(frames), fps, files, lossy=files[0].suffix.lower() == ".gif")
+    return Clip(path, np.stack(frames), fps, files, lossy=_is_lossy(files[0]))
+
+
+def _is_lossy(image: Path) -> bool:
+    """Return whether the format of an image changed its pixels; a WebP says how it was written."""
+    if image.suffix.lower() == ".webp":
+        with image.open("rb") as file:
+            return b"VP8L" not in file.read(WEBP_HEADER_BYTES)
+    return image.suffix.lower() != ".png"
 
 
 def _numbered_frames(path: Path) -> list[Path]:

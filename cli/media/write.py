@@ -1,10 +1,11 @@
-"""Frames to files: MP4, WebM, GIF and PNG, each written under another name until it is finished.
+"""Frames to files: videos and images, each written under another name until it is finished.
 
 Frames are `[F, H, W, 3]` uint8 arrays everywhere in this file.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -21,7 +22,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.options import Item
-from chipsparse.common.files import beside, numbered, scratch_folder
+from chipsparse.common.files import IMAGES, beside, numbered, scratch_folder
 from chipsparse.common.text_files import readable
 from chipsparse.common.version import __version__
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 GIF_MAX_FPS = 50
 # The name of the text in each PNG of a clip that says how many there are.
 FRAME_COUNT = "chipsparse frames"
+# The text in a JPEG or WebP: where other programs look for it, after its own mark of the encoding.
+EXIF_FOLDER, USER_COMMENT, UTF_16 = 0x8769, 0x9286, b"UNICODE\0"
+LONGEST_COMMENT_BYTES = 60_000  # all of it must fit into 64 KiB
+JPEG_QUALITY = 95
 LONGEST_TAG = 30_000  # letters: a word of a command line is at most 128 KiB
 # Of each kind of video: the encoder with its options, the constant rate factor that is visually
 # lossless, and the largest, which is worst.
@@ -40,30 +45,36 @@ CODECS = {
 }
 # Of .webm: every pixel is kept, as VP9 stores green, blue and red themselves.
 LOSSLESS = ("-c:v", "libvpx-vp9", "-lossless", "1", "-pix_fmt", "gbrp", "-row-mt", "1")
-SUFFIXES = (*CODECS, ".gif", ".png")
+CLIPS = (*CODECS, ".gif", ".png")
+SUFFIXES = (*CODECS, ".gif", *IMAGES)
 
 
 # Before anything is computed.
 
 
 def check_output(
-    path: Path, *, fps: float | None = None, crf: int | None = None, also: tuple[str, ...] = ()
+    path: Path,
+    *,
+    fps: float | None = None,
+    crf: int | None = None,
+    also: tuple[str, ...] = (),
+    suffixes: Sequence[str] = CLIPS,
 ) -> None:
     """Raise `UserError` where clips could not be written; leave nothing.
 
     ``fps`` and ``crf`` are None where they are the usual ones. ``also`` has the words of further
-    clips, see `beside`.
+    clips, see `beside`. ``suffixes`` are those that the model can fill.
     """
     kind = path.suffix.lower()
-    if kind not in SUFFIXES:
+    if kind not in suffixes:
         suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
-        raise UserError(f"--output {path} has {suffix}; use one of {', '.join(SUFFIXES)}")
+        raise UserError(f"--output {path} has {suffix}; use one of {', '.join(suffixes)}")
     for clip in (path, *(beside(path, word) for word in also)):
-        check_writable("--output", clip, beside(clip, "0000") if kind == ".png" else None)
+        check_writable("--output", clip, beside(clip, "0000") if kind in IMAGES else None)
     if kind == ".gif" and fps is not None and fps > GIF_MAX_FPS:
         raise UserError(f"--fps {fps:g} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
-    if kind == ".png" and fps is not None:
-        raise UserError("--fps is about .mp4, .webm and .gif, and .png has none")
+    if kind in IMAGES and fps is not None:
+        raise UserError(f"--fps is about .mp4, .webm and .gif, and {kind} has none")
     if kind in CODECS:
         ffmpeg("write", kind)
         most = CODECS[kind][2]
@@ -73,10 +84,18 @@ def check_output(
         raise UserError(f"--crf is about {' and '.join(CODECS)}, and {kind} has none")
 
 
-def check_kind(path: Path, *, video: bool) -> None:
-    """Raise `UserError` where a model of images is to write a video."""
-    if not video and path.suffix.lower() != ".png":
-        raise UserError(f"this model makes images, not videos; use {path.with_suffix('.png')}")
+def check_kind(path: Path, *, video: bool, frames: int | None = 1) -> None:
+    """Raise `UserError` where a model of images is to write a video, or a video a lossy image.
+
+    ``frames`` is the number of a video; None where only the pipeline's code says.
+    """
+    kind = path.suffix.lower()
+    if not video and kind not in IMAGES:
+        raise UserError(
+            f"this model makes images, not videos; use {path.with_suffix('.png')}, .jpg or .webp"
+        )
+    if video and frames != 1 and kind not in CLIPS:
+        raise UserError(f"{path} is for one image, not for a video; use one of {', '.join(CLIPS)}")
 
 
 def check_file(option: str, path: Path, *suffixes: str) -> None:
@@ -148,7 +167,7 @@ def write_media(
 ) -> dict[Path, list[Path]]:
     """Write each clip to its path and return the files of each; all paths share one folder.
 
-    A PNG of several frames becomes `stem-000.png`, `stem-001.png`, … A file has its name as soon
+    An image of several frames becomes `stem-000.png`, `stem-001.png`, … A file has its name as soon
     as all files are finished. ``metadata`` are facts such as `generation_metadata` gives.
     """
     folder = next(iter(clips)).parent
@@ -165,6 +184,8 @@ def write_media(
             kind = path.suffix.lower()
             if kind == ".png":
                 _write_pngs(finished, frames, text, content)
+            elif kind in IMAGES:
+                _write_images(finished, frames, text)
             elif kind == ".gif":
                 _write_gif(finished, frames, fps, text)
             else:
@@ -175,8 +196,8 @@ def write_media(
 
 
 def clip_files(path: Path, count: int) -> list[Path]:
-    """Return the files of a clip of so many frames: one, or a PNG for each frame."""
-    if count == 1 or path.suffix.lower() != ".png":
+    """Return the files of a clip of so many frames: one, or an image for each frame."""
+    if count == 1 or path.suffix.lower() not in IMAGES:
         return [path]
     return [numbered(path, index, count) for index in range(count)]
 
@@ -268,6 +289,23 @@ def _write_pngs(path: Path, frames: np.ndarray, text: str, content: str) -> None
         facts.add_text("chipsparse", content)
     for file, frame in zip(clip_files(path, len(frames)), frames, strict=True):
         Image.fromarray(frame).save(file, format="PNG", pnginfo=facts)
+
+
+def _write_images(path: Path, frames: np.ndarray, text: str) -> None:
+    """Write JPEG files, without subsampled colours, or lossless WebP files."""
+    kind = "JPEG"
+    options: dict[str, Any] = {"quality": JPEG_QUALITY, "subsampling": 0}
+    if path.suffix.lower() == ".webp":
+        kind = "WebP"
+        options = {"lossless": True}
+    exif = Image.Exif()
+    if text:
+        comment = text.encode("utf-16-be")[:LONGEST_COMMENT_BYTES]
+        exif.get_ifd(EXIF_FOLDER)[USER_COMMENT] = UTF_16 + comment
+    for file, frame in zip(clip_files(path, len(frames)), frames, strict=True):
+        content = io.BytesIO()  # a write that a full disk cuts short is no error to Pillow's JPEG
+        Image.fromarray(frame).save(content, format=kind, exif=exif, **options)
+        file.write_bytes(content.getvalue())
 
 
 # Facts in the files about how clips were made.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +16,18 @@ from typing import Any
 import diffusers
 import torch
 
-from chipsparse.cli.errors import UserError, first_line, user_errors
+from chipsparse.cli.errors import UserError
 from chipsparse.pipelines.call import GUIDANCE, guider_specs
 from chipsparse.pipelines.denoising_loop import denoising_loops
+from chipsparse.pipelines.model_files import (
+    absent_components,
+    check_complete,
+    components_of,
+    is_modular,
+    read_index,
+    read_json,
+)
 
-INDEX, MODULAR_INDEX = "model_index.json", "modular_model_index.json"
 NO_DEFAULT = inspect.Parameter.empty
 # In the names of pipelines that always start from an image.
 FROM_IMAGES = ("Img2Img", "ImageToVideo", "ImageEdit", "Inpaint")
@@ -104,8 +110,8 @@ def describe_model(location: str) -> ModelDescription:
     folder = Path(location).expanduser()
     if folder.exists():
         location = str(folder)
-    index = _index(location)
-    modular = "_blocks_class_name" in index
+    index = read_index(location)
+    modular = is_modular(index)
     base = "ModularPipeline" if modular else "DiffusionPipeline"
     pipeline_class = _class(index, "_class_name", base, location)
     blocks = None
@@ -116,24 +122,16 @@ def describe_model(location: str) -> ModelDescription:
         runs_steps = "callback_on_step_end" in inspect.signature(pipeline_class.__call__).parameters
     if not runs_steps:
         raise UserError(f"{pipeline_class.__name__} has no denoising loop that can be watched")
-    # Library and class, of a modular pipeline also the place; without a class it is not there.
-    components = {
-        name: entry
-        for name, entry in index.items()
-        if isinstance(entry, list) and len(entry) == 2 + modular and entry[1] is not None
-    }
+    components = components_of(index)
     transformers = sorted(name for name in components if name.startswith("transformer"))
     if not transformers:
         raise UserError(
             f"the model {location} has no diffusion transformer ({pipeline_class.__name__} works "
             f"with {', '.join(components) or 'nothing'}); chipsparse needs one"
         )
-    absent = [name for name in components if folder.exists() and not (folder / name).is_dir()]
-    if absent and not modular:  # whose components may be in other places
-        raise UserError(
-            f"the model {location} is incomplete: {INDEX} names {absent[0]}, but there is no "
-            f"folder {folder / absent[0]}"
-        )
+    absent = absent_components(location, components)
+    if not modular:  # whose components may be in other places
+        check_complete(location, absent)
     read = [name for name in (transformers[0], "vae") if name in components]
     configs = {name: _component_config(location, name, components[name]) for name in read}
     return ModelDescription(
@@ -180,53 +178,6 @@ def default_arguments(component_class: type) -> dict[str, Any]:
     """Return the config that a class of diffusers has where none of its arguments is given."""
     parameters = inspect.signature(component_class.__init__).parameters.values()  # type: ignore[misc]
     return {item.name: item.default for item in parameters if item.default is not NO_DEFAULT}
-
-
-# Files.
-
-
-def _index(location: str) -> dict[str, Any]:
-    """Return the content of the model's index, or of that of a modular pipeline."""
-    try:
-        return read_json(location, INDEX)
-    except UserError:
-        with suppress(UserError):
-            return read_json(location, MODULAR_INDEX)
-        raise
-
-
-def read_json(location: str, name: str) -> dict[str, Any]:
-    """Return the content of one of a model's files; raise `UserError` for what is wrong with it."""
-    file = Path(location) / name
-    if not Path(location).exists():
-        file = _fetch(location, name)
-    elif not file.is_file():
-        raise UserError(f"{location} is not a diffusers model folder: it has no {name}")
-    with user_errors(OSError, ValueError, what=f"{file} is not valid JSON"):
-        content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise UserError(f"{file} must hold a JSON object, not a {type(content).__name__}")
-    return content
-
-
-def _fetch(hub_name: str, name: str) -> Path:
-    from huggingface_hub import errors, hf_hub_download
-
-    try:
-        return Path(hf_hub_download(hub_name, name))
-    except Exception as error:
-        reasons = {
-            errors.LocalEntryNotFoundError: "no connection to it, and no copy in the cache",
-            errors.GatedRepoError: "accept the terms of the model there, and log in",
-            errors.RepositoryNotFoundError: "it has no such model, or a private one",
-            errors.EntryNotFoundError: f"the model has no {name}",
-            Exception: first_line(error),
-        }
-        why = next(text for kind, text in reasons.items() if isinstance(error, kind))
-        raise UserError(
-            f"{hub_name} is neither a folder here nor a model that could be fetched from the "
-            f"Hugging Face hub: {why}"
-        ) from error
 
 
 # Where to compute, and in what.

@@ -13,6 +13,7 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.views.units import counted
 from chipsparse.pipelines.denoising_loop import denoising_loops
+from chipsparse.pipelines.model_files import from_cache
 
 
 def load_pipeline(
@@ -37,7 +38,9 @@ def load_pipeline(
         }
         if model.blocks is None:
             pipeline_class: Any = model.pipeline_class
-            pipe = pipeline_class.from_pretrained(model.location, dtype=dtype, **transformers)
+            pipe = pipeline_class.from_pretrained(
+                model.location, dtype=dtype, **transformers, **from_cache(model.location)
+            )
             pipe.set_progress_bar_config(disable=True)
         else:
             pipe = _load_modular(model, dtype, transformers)
@@ -55,7 +58,11 @@ def _load_transformer(model: ModelDescription, name: str, dtype: torch.dtype) ->
     kind: Any = getattr(diffusers, model.components[name][1])
     with user_errors(Exception, what=f"the {name} of the model {model.location} cannot be loaded"):
         transformer, keys = kind.from_pretrained(
-            model.location, subfolder=name, dtype=dtype, output_loading_info=True
+            model.location,
+            subfolder=name,
+            dtype=dtype,
+            output_loading_info=True,
+            **from_cache(model.location),
         )
     if "quantization_config" in transformer.config:
         return transformer  # its tensors have other names
@@ -72,7 +79,7 @@ def _load_transformer(model: ModelDescription, name: str, dtype: torch.dtype) ->
 
 
 def _load_modular(model: ModelDescription, dtype: torch.dtype, transformers: dict[str, Any]) -> Any:
-    pipe = diffusers.ModularPipeline.from_pretrained(model.location)
+    pipe = diffusers.ModularPipeline.from_pretrained(model.location, **from_cache(model.location))
     pipe.update_components(**transformers)
     pipe.load_components(dtype=dtype)  # which goes on where one could not be loaded
     missing = [name for name in model.components if getattr(pipe, name, None) is None]

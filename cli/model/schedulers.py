@@ -13,6 +13,7 @@ from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.pipelines.flow_shift import with_flow_shift
+from chipsparse.pipelines.model_files import from_cache
 
 FOLDER = "scheduler"  # also the component's name
 
@@ -76,7 +77,7 @@ def _own(model: ModelDescription) -> Any | None:
         return None
     what = f"the scheduler of the model {model.location} cannot be made"
     with user_errors(OSError, TypeError, ValueError, what=what):
-        return kind.from_pretrained(model.location, subfolder=FOLDER)
+        return kind.from_pretrained(model.location, subfolder=FOLDER, **from_cache(model.location))
 
 
 def _letters(name: str) -> str:

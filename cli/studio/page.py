@@ -16,7 +16,7 @@ from chipsparse.cli.model.description import quiet_libraries
 from chipsparse.cli.settings import guidance_argument
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.run import Live, Studio
-from chipsparse.profiles.profile import ASSETS, bundled_model
+from chipsparse.profiles.profile import ASSETS, BUNDLED_MODELS
 
 # Fonts of this machine: Gradio's own are Google's.
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
@@ -156,7 +156,8 @@ def page_of(request: gr.Request) -> str:
 def form(studio: Studio) -> dict[str, Any]:
     """Return the fields, by the option of `generate` that each is, as they begin."""
     typed = studio.options
-    models = [(f"{f.name} (bundled)", str(f)) for f in (bundled_model(), ASSETS / "tiny-flux")]
+    here = [name for name in BUNDLED_MODELS if (ASSETS / name).is_dir()]
+    models = [(f"{name} (bundled)", str(ASSETS / name)) for name in here]
     if typed.model is not None:
         models.insert(0, (typed.model, typed.model))
     model = models[0][1]

@@ -11,6 +11,7 @@ from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import REQUIRED, GenerationOptions, Positive, option, output_option
+from chipsparse.cli.prompts import read_prompts
 from chipsparse.common.files import Write
 
 measuring_option = partial(option, panel="Measuring")
@@ -75,6 +76,7 @@ class TuneOptions(GenerationOptions):
     def check(self) -> None:
         # Imported here so that --help does not wait for torch.
         from chipsparse.cli.media.write import check_file
+        from chipsparse.cli.ranks import this_rank
         from chipsparse.tuning.search import least_budget
 
         if not any(self.target.values()):
@@ -88,6 +90,12 @@ class TuneOptions(GenerationOptions):
             )
         check_file("--output", self.output, ".yaml", ".yml")
         check_file("--results", self.results_file, ".json")
+        this_rank(self)
+
+    def check_contents(self) -> None:
+        if self.prompts is not None:
+            read_prompts(self.prompts)
+        self.check_model_files()
 
     def reads(self) -> list[Path]:
         return [*super().reads(), *([] if self.prompts is None else [self.prompts])]

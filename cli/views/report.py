@@ -10,10 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from chipsparse.cli.compare.record import Comparison, FilesComparison
-from chipsparse.cli.errors import UserError, check_installed, user_errors
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.generate.record import GenerationResult, SeriesResult
-from chipsparse.cli.media.write import check_file, write_text
-from chipsparse.cli.options import check_readable
+from chipsparse.cli.media.write import write_text
 from chipsparse.cli.prompts import read_text
 from chipsparse.cli.tune.record import TuningResult
 from chipsparse.cli.views.frames import read_sample
@@ -27,8 +26,6 @@ KINDS: dict[str, type[Result]] = {own.model_fields["kind"].default: own for own 
 
 def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -> int:
     """Read the files and write the page, all of it or nothing; return its bytes."""
-    check_installed("matplotlib", "report", "the page needs matplotlib")
-    check_file("--output", output, ".html", ".htm")
     results = [(source, read_result(source)) for source in sources]
     samples = [read_sample(path, name_of(str(path))) for path in media]
     misfits = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -41,7 +38,6 @@ def write_report(sources: Sequence[Path], media: Sequence[Path], output: Path) -
 def read_result(path: Path) -> Result:
     """Return the result in a file; raise `UserError` for a damaged one, or none of chipsparse."""
     with user_errors(ValueError, what=f"{path} is no JSON"):
-        check_readable("the file", path)
         content: Any = json.loads(read_text(path, str(path)))
     if not isinstance(content, dict):
         raise UserError(f"{path} is no JSON object, as every file of chipsparse is")

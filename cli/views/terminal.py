@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
+from chipsparse.cli.errors import printing
 from chipsparse.cli.views.sections import Alert, Facts, Items, Part, Result, Section, Table, Tile
 
 LEAST_TEXT = 16  # columns of the terminal for a text beside its name
@@ -17,10 +18,11 @@ LEAST_TEXT = 16  # columns of the terminal for a text beside its name
 
 def print_result(result: Result, *, as_json: bool, verbose: bool = False) -> None:
     """Print a result on the standard output."""
-    if as_json:
-        print(json.dumps(result.to_json(), indent=2, ensure_ascii=False, allow_nan=False))
-    else:
-        print_sections(Console(), result.sections(verbose=verbose))
+    with printing():
+        if as_json:
+            print(json.dumps(result.to_json(), indent=2, ensure_ascii=False, allow_nan=False))
+        else:
+            print_sections(Console(), result.sections(verbose=verbose))
 
 
 def print_sections(console: Console, sections: Sequence[Section]) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -140,6 +141,20 @@ def start(*arguments):
     [
         (("nope",), "no such command 'nope'; chipsparse --help tells more"),
         (("generate", PROMPT), "missing option '--output' / '-o'; chipsparse generate --help"),
+        (
+            ("generate", "x", "-o", "a.png", "--seed", "1,2"),
+            "invalid value for '--seed': it must be a valid integer; --num N makes N seeds, from",
+        ),
+        (
+            ("generate", "x", "-o", "a.png", "--seed", "1", "2", "3"),
+            "got unexpected extra argument(s) (2 3); --num N makes N seeds, from --seed on; chi",
+        ),
+        (
+            ("explain", "--steps", "ten"),
+            "invalid value for '--steps': it must be a valid integer; chipsparse explain --help",
+        ),
+        (("generate", "x", "-o", "a.png", "--output", "b.png"), "--output is given 2 times; give"),
+        (("explain", "--steps", "4", "--steps", "4"), "--steps is given 2 times; give it once"),
         (("generate", "--stpes", "4"), "no such option: --stpes (Possible options: "),
         (("generate", "ein Würfel", "-o", "würfel.avi"), "--output würfel.avi has the"),
         (("generate", b"caf\xe9", "-o", "a.mp4"), "the prompt holds bytes that are no text"),
@@ -150,6 +165,16 @@ def test_a_process_that_is_refused_says_one_sentence(workdir, arguments, said):
     assert (ran.returncode, ran.stdout) == (2, b"")
     assert ran.stderr.decode().startswith(f"chipsparse: error: {said}")
     assert ran.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("words", ["--version", "generate --help", "models --json"])
+def test_an_output_that_takes_no_more(words):
+    with Path("/dev/full").open("wb") as full:
+        words = [sys.executable, "-m", "chipsparse", *words.split()]
+        ran = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=120)
+    assert ran.returncode == 1
+    said = b"chipsparse: error: the output could not be written: No space left on device\n"
+    assert ran.stderr == said
 
 
 def test_help_and_version(monkeypatch):

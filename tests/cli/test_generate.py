@@ -106,6 +106,13 @@ def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder)
     assert facts["steps"] == "DRSSS"
 
 
+def test_a_file_that_is_replaced_is_told(generate, workdir):
+    words = ("-o", "o.png", "--frames", "1")
+    assert "replaced" not in generate(*words).fine().stdout
+    assert "o.png (replaced)" in generate(*words).fine().stdout
+    assert generate(*words, "--json").json()["replaced"] == ["o.png"]
+
+
 def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
     lines = generate("--steps", "10", "--frames", "1", "--dense").stderr.splitlines()
     assert (lines[0], lines[-1], len(lines)) == ("loading the model", "writing out.gif", 7)

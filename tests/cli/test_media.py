@@ -19,6 +19,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import COLOURS, choose_factor, difference, heat_map, stack_panels
 from chipsparse.cli.media.read import read_clip, read_image
+from chipsparse.common.files import IMAGES
 from tests.cli.conftest import command, names
 
 BARS = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (128, 128, 128), (20, 60, 200)]
@@ -68,6 +69,24 @@ def test_an_odd_side_is_lengthened_at_its_end(workdir):
     assert np.abs(read.astype(int) - expected).max() <= 8
 
 
+def test_a_webp_is_exact_and_a_jpeg_close(workdir):
+    smooth = np.indices((32, 48, 3)).sum(axis=0, dtype=np.uint8)[None]
+    for name, most in (("a.webp", 0), ("a.jpg", 2), ("a.jpeg", 2)):
+        clip = read_clip(written(name, smooth))
+        assert np.abs(clip.frames.astype(int) - smooth).max() <= most, name
+        assert clip.lossy == bool(most)
+    Image.fromarray(smooth[0]).save("lossy.webp")
+    assert read_clip(Path("lossy.webp")).lossy
+    assert read_image(Path("a.jpg")).size == (48, 32)
+
+
+def test_several_images_are_numbered(workdir):
+    for name in ("a.jpg", "a.webp"):
+        written(name, noise(2))
+        assert read_clip(Path(name)).frames.shape == (2, 32, 48, 3)
+    assert names(".") == ["a-000.jpg", "a-000.webp", "a-001.jpg", "a-001.webp"]
+
+
 def test_frames_in_png_files(workdir):
     many = np.zeros((1001, 2, 2, 3), dtype=np.uint8)
     files = media.write_media({Path("many.png"): many}, fps=1)[Path("many.png")]
@@ -103,7 +122,7 @@ def test_names_that_ffmpeg_would_take_for_something_else(workdir, suffix):
         frames[1] += 100  # else a GIF holds one
         read = read_clip(written(f"{stem}{suffix}", frames)).frames
         assert np.abs(read.astype(int) - frames).max() <= 3
-    several = 2 if suffix == ".png" else 1
+    several = 2 if suffix in IMAGES else 1
     assert len(names(workdir)) == several * len(STEMS)
 
 
@@ -207,11 +226,16 @@ def test_files_say_how_they_were_made(workdir):
         assert json.loads(image.info["chipsparse"]) == FACTS
     with Image.open("a.gif") as image:
         assert image.info["comment"].decode() == TEXT
+    for name in ("a.jpg", "a.jpeg", "a.webp"):
+        with Image.open(name) as image:
+            comment = image.getexif().get_ifd(media.EXIF_FOLDER)[media.USER_COMMENT]
+        assert comment.removeprefix(b"UNICODE\0").decode("utf-16-be") == TEXT
     for name in ("a.mp4", "a.webm"):
         assert f"comment={TEXT}" in tags(name).replace("COMMENT", "comment")
         assert '={"prompt": "a cat = x; #1' in tags(name)
     long = {"prompt": "a very long prompt " * 20_000}  # longer than a command line may be
-    written("a.webm", noise(1), metadata=long)
+    for name in ("a.webm", "a.jpg", "a.webp"):
+        written(name, noise(1), metadata=long)
     assert long["prompt"][: media.LONGEST_TAG - 100] in tags("a.webm")
 
 

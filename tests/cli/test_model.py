@@ -2,12 +2,15 @@
 
 import dataclasses
 import os
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from diffusers import UniPCMultistepScheduler, WanPipeline
+from huggingface_hub import errors
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -18,6 +21,7 @@ from chipsparse.cli.model.lora import Lora, read_lora
 from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.options import GenerationOptions
+from chipsparse.pipelines import model_files
 from chipsparse.pipelines.registry import ADAPTERS
 from tests.cli.conftest import change_json, command, nothing_written
 
@@ -221,3 +225,40 @@ def test_every_adapter_is_listed_with_what_it_says(monkeypatch):
         ("FluxTransformer2DModel", "guidance", "true_cfg_scale: a second call per step"),
     ):
         assert rows[name][column] == text
+
+
+class Session:
+    """A client of the hub: one that answers, one that raises, or one that never answers."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def head(self, *_, **__):
+        if self.answers is None:
+            threading.Event().wait(30)
+        if not self.answers:
+            raise OSError("no route to host")
+
+
+@pytest.mark.parametrize("answers", [True, False, None])
+def test_a_hub_that_does_not_answer_is_asked_once(answers, monkeypatch):
+    looked_up = []
+
+    def download(hub_name, name, *, local_files_only):
+        looked_up.append(local_files_only)
+        raise errors.LocalEntryNotFoundError("not in the cache")
+
+    monkeypatch.setattr(model_files, "HUB_SECONDS", 0.2)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: Session(answers))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    model_files.hub_answers.cache_clear()
+    try:
+        began = time.monotonic()
+        with pytest.raises(UserError, match=r"a/model is neither .* no connection to it, and no"):
+            describe_model("a/model")
+        assert time.monotonic() - began < 10
+        assert set(looked_up) == {not answers}
+        assert model_files.from_cache("a/model") == ({} if answers else {"local_files_only": True})
+    finally:
+        model_files.hub_answers.cache_clear()

@@ -1,6 +1,7 @@
 """Options are declared once, and simple mistakes do not wait for torch."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ import typer
 from pydantic import AfterValidator
 from typer.testing import CliRunner
 
+import chipsparse
+from chipsparse.cli.batch.options import BatchOptions
+from chipsparse.cli.commands import ExplainOptions
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.options import (
@@ -26,6 +30,8 @@ from chipsparse.cli.options import (
     output_option,
     read_value,
 )
+from chipsparse.cli.tune.options import TuneOptions
+from chipsparse.profiles.profile import ASSETS, BUNDLED_MODELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +104,30 @@ def test_values_that_are_wrong_with_any_model(name, value, said):
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("name", BUNDLED_MODELS)
+def test_a_bundled_model_is_found_by_its_name(name, workdir):
+    for kind in (GenerateOptions, BatchOptions, ExplainOptions, TuneOptions, CompareOptions):
+        assert read_value(kind, "model", name) == str(ASSETS / name)
+    assert read_value(CompareOptions, "suite", name) == str(ASSETS / name)
+    (workdir / name).mkdir()
+    assert read_value(GenerateOptions, "model", name) == name
+
+
+def test_an_installation_without_a_bundled_model_says_what_to_do(workdir, monkeypatch):
+    monkeypatch.setattr("chipsparse.profiles.profile.ASSETS", workdir)
+    with pytest.raises(UserError, match=r"without the bundled model tiny-flux; name a folder or"):
+        read_value(GenerateOptions, "model", "tiny-flux")
+    with pytest.raises(ValueError, match=r"'tiny' is no bundled model; these are tiny-wan and ti"):
+        chipsparse.bundled_model("tiny")
+
+
 # All of these are seen from the command line and the file system alone.
 MISTAKES = {
     "generate x -o a.mp4 --steps 0": "--steps 0 must be greater than or equal to 1",
     "generate x -o a.avi": "--output a.avi has the suffix .avi; use one of .mp4, .webm, .gif, .png",
+    "generate x -o a.tiff --model tiny-flux": "suffix .tiff; use one of .png, .jpg, .jpeg, .webp",
+    "generate x -o a.mp4 --model tiny-flux": "images, not videos; use a.png, .jpg or .webp",
+    "generate x -o a.jpg --fps 9 --model tiny-flux": "--fps is about .mp4, .webm and .gif, and .j",
     "generate x -o no/a.mp4": "the folder no of --output no/a.mp4 does not exist; create it",
     "generate x -o d.mp4": "--output d.mp4 is a folder; name a file in it",
     "generate x -o /proc/a.mp4": "--output /proc/a.mp4 cannot be written: No such file",
@@ -115,6 +141,7 @@ MISTAKES = {
     "generate x -o b.mp4 --strength 1": "--strength is about the image of --image, and there is",
     "generate x -o b.mp4 --model /nowhere": "the model folder /nowhere does not exist",
     "generate x -o b.mp4 --model d.mp4/no": "the model folder d.mp4/no does not exist; a hub name",
+    "generate x -o b.mp4 --model tiny-fluks": "bundled models are tiny-wan and tiny-flux",
     "generate x -o b.mp4 --image no.png": "--image no.png does not exist",
     "generate x -o b.mp4 --lora no.safetensors": "--lora no.safetensors does not exist; name a",
     "generate -o b.mp4": "give a prompt, or a file of them with --prompts; got neither",
@@ -128,6 +155,27 @@ MISTAKES = {
         f"generate x -o a.gif --dense {words}": "is about the sparse run, which --dense leaves out"
         for words in ("--quality fast", "--report r.json", "--ram 1G")
     },
+    # What the model's files decide.
+    "generate x -o b.mp4 --height 100": "--height 100 does not fit this model, which needs a mult",
+    "generate x -o b.mp4 --frames 10": "--frames 10 does not fit this model, which needs a multip",
+    "generate x -o b.mp4 --frames 9999": "--frames 9999 is too large for this model; the largest",
+    "explain --width 100": "--width 100 does not fit this model",
+    "tune -o p.yaml --min-psnr 30 --height 100": "--height 100 does not fit this model",
+    "batch f.txt -o out --height 100": "f.txt are wrong: line 1: --height 100 does not fit this",
+    "generate x -o b.mp4 --config flux.yaml": "flux.yaml is for FluxTransformer2DModel, but the mo",
+    "generate x -o b.mp4 --model d.mp4": "d.mp4 is not a diffusers model folder: it has no model",
+    "generate x -o b.mp4 --model half": "half is incomplete: model_index.json names transformer, b",
+    "batch f.txt -o out --format mp4 --model tiny-flux": "images, not videos; use --format png",
+    # What any model and machine decide.
+    "generate x -o b.mp4 --device cpu --vram 8G": "--vram 8G has no effect on a CPU; use --ram",
+    "explain --device cpu --vram 8G": "--vram 8G has no effect on a CPU; use --ram",
+    "generate x -o b.mp4 --guidance-parallel 2": "--guidance-parallel 2 needs a multiple of 2 GPUs",
+    "explain --gpus 3 --guidance-parallel 2": "--guidance-parallel 2 needs a multiple of 2 GPUs",
+    "tune -o p.yaml --min-psnr 30 --prompts e.txt": "--prompts e.txt has no prompt; write one a l",
+    "batch e.txt -o out": "e.txt has no prompt",
+    "batch seeds.csv -o out": "wrong: line 2: --seed one must be a valid integer",
+    "report no.json -o r.html": "the file no.json does not exist",
+    "report c.json -o r.txt": "--output r.txt must end in .html",
     "explain --model=": "--model is empty; leave it out for the bundled tiny model",
     "studio --port 65536": "--port 65536 must be less than or equal to 65535",
 }
@@ -139,6 +187,11 @@ def test_nothing_simple_imports_torch(workdir):
     (workdir / "f.txt").write_text("a red circle\n")
     (workdir / "e.txt").write_text("# none\n")
     (workdir / "c.json").write_text("{}")
+    (workdir / "flux.yaml").write_text("model_class: FluxTransformer2DModel\n")
+    (workdir / "seeds.csv").write_text("prompt,seed\na cat,one\n")
+    (workdir / "half").mkdir()
+    index = {"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"]}
+    (workdir / "half" / "model_index.json").write_text(json.dumps(index))
     for name in ("d.mp4", "a-dense.mp4"):
         (workdir / name).mkdir()
     code = (

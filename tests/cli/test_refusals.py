@@ -78,6 +78,8 @@ MISTAKES = {
     f"generate x -o o.png {RANKS} --gpus 4": "*2 attention heads, fewer than the 4 processes",
     # Batches.
     f"{BATCH} -o out --format png --fps 24": "--fps is about .mp4, .webm and .gif, and .png has",
+    f"{BATCH} -o out --format webp": "a video of 5 frames is no single .webp; use --format mp4",
+    f"generate x -o o.jpg {VIDEO}": "o.jpg is for one image, not for a video; use one of .mp4, .we",
     f"{BATCH} -o out --format png": "a video of 5 frames is no single .png; use --format mp4",
     f"{BATCH} -o prompts.csv": "--output prompts.csv is a file; name a folder",
     f"batch prompts.csv -o out {RANKS} --format mp4": "this model makes images, not videos; use",

@@ -24,6 +24,7 @@ from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.request import Place, choose_profile, resolve
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments import clips
+from chipsparse.pipelines import model_sizes as sizes
 from chipsparse.plan import SparsityPlan
 from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import TunedFor
@@ -165,7 +166,7 @@ def test_sizes_that_do_not_fit_a_family():
 
 
 def test_what_configs_say_of_sizes():
-    factors, patches = settings.vae_factors, settings.patch_sizes
+    factors, patches = sizes.vae_factors, sizes.patch_sizes
     assert factors({"scale_factor_spatial": 16, "scale_factor_temporal": 4}) == (16, 4)
     assert factors({"temperal_downsample": [False, True, True]}) == (8, 4)
     ratios = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
@@ -383,3 +384,12 @@ def test_the_most_frames_of_a_transformer_whose_patches_have_several():
     settings.check_sizes(most, model)
     with pytest.raises(UserError, match=r"--frames 65 is too large .* the largest is 61"):
         settings.check_sizes(most.model_copy(update={"num_frames": 65}), model)
+
+
+def test_a_class_without_a_profile_is_refused_in_a_short_sentence():
+    model = SimpleNamespace(transformer_class="OtherTransformer", location="no/where", experts=1)
+    with pytest.raises(
+        UserError, match=r"class OtherTransformer .chipsparse models lists"
+    ) as error:
+        choose_profile(GenerationOptions(), model)
+    assert len(str(error.value)) < 250

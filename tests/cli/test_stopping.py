@@ -213,3 +213,26 @@ clips.generate = generate
     assert "o-000.png" in said
     assert lines.splitlines()[-1] == "chipsparse: interrupted, 1 of the series was written"
     assert os.listdir() == ["o-000.png"]
+
+
+ENDING = r"""
+import atexit, os, sys
+from chipsparse.cli.main import main
+class Late:
+    def __del__(self, write=os.write): write(1, b"freed by the interpreter\n")
+late = Late()
+sys.argv[1:] = [WORD]
+try: main()
+finally: atexit.register(print, "registered behind")
+"""
+
+
+@pytest.mark.parametrize(("word", "code"), [("--version", 0), ("--no-such-option", 2)])
+@pytest.mark.parametrize("name", ["chipsparse", "other.py"])
+def test_a_command_does_not_wait_for_the_interpreters_own_end(tmp_path, word, code, name):
+    """A program that calls the command has an end of its own."""
+    (tmp_path / name).write_text(ENDING.replace("WORD", repr(word)))
+    ran = subprocess.run([sys.executable, tmp_path / name], capture_output=True, text=True)
+    assert ran.returncode == code
+    assert "registered behind\n" in ran.stdout
+    assert ("freed by the interpreter\n" in ran.stdout) == (name == "other.py")

@@ -20,6 +20,7 @@ from chipsparse.common.tensor_writes import is_compared
 from chipsparse.pipelines.adapter import ADAPTER
 from chipsparse.pipelines.models.wan import WanAdapter
 from chipsparse.pipelines.patches import stock_class
+from chipsparse.profiles.profile import QUALITIES
 from tests.pipelines.changes import add_lora, at_step
 from tests.pipelines.model_state import actions, state_of
 from tests.pipelines.small_sparse import generate
@@ -404,3 +405,10 @@ def test_inference_tensors_on_a_gpu_are_compared_only_where_the_user_runs_betwee
         assert not is_compared(on_gpu, undisturbed=True)
         assert is_compared(torch.empty(1), undisturbed=True)
     assert not is_compared(torch.empty(1), undisturbed=False)
+
+
+def test_help_lists_every_quality_and_dir_what_is_public():
+    listed = re.findall(r'``"(\w+)"``', chipsparse.enable.__doc__)
+    assert set(listed) == set(QUALITIES)
+    assert dir(chipsparse) == sorted([*chipsparse.__all__, "__version__"])
+    assert all(hasattr(chipsparse, name) for name in dir(chipsparse))

@@ -18,9 +18,9 @@ from diffusers.models.attention_dispatch import attention_backend
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.cache.store import CacheStore
-from chipsparse.cli.settings import frame_chunks, vae_factors
 from chipsparse.config import PARTS
 from chipsparse.kernels.mask_packing import unpack_mask
+from chipsparse.pipelines.model_sizes import frame_chunks, vae_factors
 from chipsparse.pipelines.patches import stock_class
 from tests import variants
 from tests.pipelines import small_sparse
