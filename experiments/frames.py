@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps, ImageSequence
 
 # An image, an array, a tensor, a list of them, a batch of one, or a pipeline's output.
@@ -29,6 +28,8 @@ def frames_of(source: Frames) -> np.ndarray:
         ValueError: There is no frame, several clips, frames of several sizes, or values that are
             no pixels.
     """
+    import torch  # here, since the command refuses images before it loads PyTorch
+
     for name in ("frames", "images"):
         if hasattr(source, name):
             return frames_of(getattr(source, name))

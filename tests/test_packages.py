@@ -76,3 +76,11 @@ def test_what_is_beside_the_package_imports_what_tests_install():
     installed = {name for extra in FOR_TESTS for name in modules(EXTRAS[extra])}
     assert of_others(*BESIDE) <= CORE | installed
     assert of_others(*BESIDE) >= installed - PLUGINS
+
+
+def test_pytest_finds_the_plugin():
+    (module,) = PROJECT["entry-points"]["pytest11"].values()
+    assert any(
+        path == ROOT / f"{module.removeprefix('chipsparse.').replace('.', '/')}.py"
+        for path in files(*PACKAGE)
+    )
