@@ -388,6 +388,8 @@ def test_the_most_frames_of_a_transformer_whose_patches_have_several():
 
 def test_a_class_without_a_profile_is_refused_in_a_short_sentence():
     model = SimpleNamespace(transformer_class="OtherTransformer", location="no/where", experts=1)
-    with pytest.raises(UserError, match="class OtherTransformer .chipsparse models lists") as error:
+    with pytest.raises(
+        UserError, match=r"class OtherTransformer .chipsparse models lists"
+    ) as error:
         choose_profile(GenerationOptions(), model)
     assert len(str(error.value)) < 250
