@@ -52,7 +52,7 @@ def _make_app() -> typer.Typer:
 
     class Command(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            """Refuse two outputs; tell of other options with two values, of which the last counts."""
+            """Refuse two outputs, and tell of other options with two values: the last counts."""
             _, _, given = self.make_parser(ctx).parse_args(args=[*args])
             single = [p for p in given if isinstance(p, TyperOption) and not p.multiple]
             for option in dict.fromkeys(single):
