@@ -38,6 +38,7 @@ def _make_app() -> typer.Typer:
     from typer.core import TyperCommand, TyperGroup, TyperOption
 
     from chipsparse.cli.commands import COMMANDS, generate
+    from chipsparse.cli.errors import say
     from chipsparse.cli.options import as_command
 
     examples = {command: f"Example: chipsparse {words}" for command, words in COMMANDS.items()}
@@ -51,14 +52,16 @@ def _make_app() -> typer.Typer:
 
     class Command(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            """Refuse an option with two values, of which the parser would take the last."""
+            """Refuse two outputs, and tell of other options with two values: the last counts."""
             _, _, given = self.make_parser(ctx).parse_args(args=[*args])
             single = [p for p in given if isinstance(p, TyperOption) and not p.multiple]
-            for option in single:
-                if single.count(option) > 1 and not option.is_flag:
-                    ctx.fail(
-                        f"{option.opts[0]} is given {single.count(option)} times; give it once"
-                    )
+            for option in dict.fromkeys(single):
+                times = single.count(option)
+                twice = f"{option.opts[0]} is given {times} times"
+                if times > 1 and option.name == "output":
+                    ctx.fail(f"{twice}; give it once")
+                if times > 1 and not option.is_flag:
+                    say(f"warning: {twice}; the last one counts")
             return super().parse_args(ctx, args)
 
         def format_help(self, ctx: Any, formatter: Any) -> None:

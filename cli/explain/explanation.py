@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -41,6 +42,7 @@ from chipsparse.profiles.published import published_psnr
 
 # In the names of pipelines that always see reference images.
 SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")
+FASTER_AND_FASTER = ("faithful", "balanced", "fast", "draft")
 UNTIMED = "times are not estimated"
 
 
@@ -189,6 +191,10 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Expl
     _check_memory(forecast, weight_bytes)
     planned, plan, memory = forecast.planned, forecast.planned.plan, forecast.memory
     measured = measured_with(profile, experts=model.experts)
+    qualities = {
+        name: forecaster.look_ahead(profile.of_quality(name), parallel).quality(model)
+        for name in profile.qualities
+    }
     layout, on_host = plan.layout, 0 if device.type == "cuda" else memory.host_bytes
     return record.Explanation(
         model=model.location,
@@ -228,12 +234,31 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Expl
         shared=None
         if parallel is None
         else _shared(forecast, forecaster.look_ahead(profile, None)),
-        qualities={
-            name: forecaster.look_ahead(profile.of_quality(name), parallel).quality(model)
-            for name in profile.qualities
-        },
-        notes=_notes(request, forecast, weights),
+        qualities=qualities,
+        notes=[*_notes(request, forecast, weights), *no_faster(qualities)],
     )
+
+
+def no_faster(qualities: Mapping[str, record.Quality]) -> list[str]:
+    """Return a sentence for each quality that gains no more than one that is closer to dense."""
+    notes = []
+    ordered = [name for name in FASTER_AND_FASTER if name in qualities]
+    for closer, name in pairwise(ordered):
+        before, here = qualities[closer], qualities[name]
+        if before.speedup_run is not None and here.speedup_run is not None:
+            is_faster = here.speedup_run > before.speedup_run
+        else:
+            is_faster = here.work < before.work
+        if is_faster:
+            continue
+        work = f"{here.work:.0%} and {before.work:.0%} of the dense work"
+        notes.append(
+            f"{name} is no faster than {closer} here ({work}): of the steps, {name} skips "
+            f"{here.counts.get('skip', 0)} and computes {here.counts.get('sparse', 0)} sparsely, "
+            f"and {closer} skips {before.counts.get('skip', 0)}; a sparse step of this model "
+            "saves little"
+        )
+    return notes
 
 
 def _layers(forecast: Forecast) -> list[record.PartLayers]:

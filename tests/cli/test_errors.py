@@ -154,7 +154,6 @@ def start(*arguments):
             "invalid value for '--steps': it must be a valid integer; chipsparse explain --help",
         ),
         (("generate", "x", "-o", "a.png", "--output", "b.png"), "--output is given 2 times; give"),
-        (("explain", "--steps", "4", "--steps", "4"), "--steps is given 2 times; give it once"),
         (("generate", "--stpes", "4"), "no such option: --stpes (Possible options: "),
         (("generate", "ein Würfel", "-o", "würfel.avi"), "--output würfel.avi has the"),
         (("generate", b"caf\xe9", "-o", "a.mp4"), "the prompt holds bytes that are no text"),
@@ -165,6 +164,13 @@ def test_a_process_that_is_refused_says_one_sentence(workdir, arguments, said):
     assert (ran.returncode, ran.stdout) == (2, b"")
     assert ran.stderr.decode().startswith(f"chipsparse: error: {said}")
     assert ran.stderr.count(b"\n") == 1
+
+
+def test_the_last_of_two_values_counts_and_is_told(workdir):
+    ran = command("explain", "--height", "64", "--json", "--json", "--height", "100")
+    assert "warning: --height is given 2 times; the last one counts\n" in ran.stderr
+    assert "--json" not in ran.stderr
+    assert ran.sentence().startswith("--height 100 does not fit")
 
 
 @pytest.mark.parametrize("words", ["--version", "generate --help", "models --json"])

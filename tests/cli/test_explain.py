@@ -11,6 +11,8 @@ from diffusers import DiffusionPipeline
 import chipsparse
 from chipsparse.cache.tensors import KINDS
 from chipsparse.cli.explain import explanation
+from chipsparse.cli.explain.explanation import no_faster
+from chipsparse.cli.explain.record import Quality
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.profiles.measured import measured_of
 from chipsparse.profiles.profile import load_profile
@@ -414,3 +416,31 @@ def test_host_memory_is_shared_and_caches_that_fit_on_more_gpus_pay(wan, explain
     on_cpu = explained("--device", "cpu", "--gpus", 2)["shared"]
     assert on_cpu["efficiency"] is None
     assert on_cpu["ranks"][0]["sent_bytes"]["sparse"] > 0
+
+
+def quality(work, speedup=None, *, skip=10, sparse=0):
+    counts = {"dense": 5, "skip": skip, "sparse": sparse}
+    return Quality(counts=counts, work=work, cache_bytes=0, speedup_run=speedup, published=None)
+
+
+@pytest.mark.parametrize(
+    ("qualities", "said"),
+    [
+        ({"faithful": quality(0.4, skip=30), "balanced": quality(0.44, sparse=13)}, True),
+        ({"faithful": quality(0.4), "balanced": quality(0.3, sparse=13)}, False),
+        ({"faithful": quality(0.4, 2.0), "balanced": quality(0.5, 2.5, sparse=13)}, False),
+        ({"faithful": quality(0.4, 2.0, skip=30), "balanced": quality(0.3, 2.0, sparse=13)}, True),
+        ({"draft": quality(0.2), "published": quality(0.5)}, False),
+    ],
+)
+def test_a_quality_that_is_no_faster_says_why(qualities, said):
+    notes = no_faster(qualities)
+    assert len(notes) == said
+    for note in notes:
+        assert note.startswith("balanced is no faster than faithful here")
+        assert "balanced skips 10 and computes 13 sparsely, and faithful skips 30" in note
+
+
+def test_the_bundled_model_says_why_balanced_gains_nothing(explained):
+    notes = explained()["notes"]
+    assert any("balanced is no faster than faithful here (44% and 40%" in note for note in notes)
