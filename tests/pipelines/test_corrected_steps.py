@@ -133,7 +133,7 @@ class Lost(EULER):
 @pytest.mark.parametrize(
     ("name", "make", "scheduler", "said"),
     [
-        ("flux", tiny_flux_pipeline, EULER(stochastic_sampling=True), f"{EULER.__name__} adds n"),
+        ("wan 2.1", tiny_wan_pipeline, UNIPC(thresholding=True, **FLOW), f"{UNIPC.__name__} clips"),
         ("wan 2.1", tiny_wan_pipeline, Lost(shift=3.0), ""),
     ],
 )

@@ -58,6 +58,7 @@ def test_a_skipped_step_has_the_clean_sample_of_the_last_computed_one():
     assert said == [note for note in report.notes if ADDS_NOISE in note]
     assert len(said) == 1  # of two generations
     assert "OneClean adds noise" in said[0]
+    assert not any("not corrected" in note for note in report.notes)
 
 
 def test_without_noise_or_skipped_steps_nothing_is_said():
