@@ -19,11 +19,30 @@ def device_name(device: torch.device) -> str:
     """Return the name of a device that results quote; that of a CPU with its cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines = _lines(ROOT / "proc/cpuinfo")
     models = [line.partition(":")[2].strip() for line in lines if "model name" in line]
     model = models[0] if models else platform.processor() or platform.machine()
-    return f"{model}, {cores} cores"
+    return f"{model}, {core_count()} cores"
+
+
+def core_count() -> int:
+    """Return the cores of the CPU that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def busy_text() -> str | None:
+    """Return how busy other programs keep the CPU, in words; None where half of it is idle.
+
+    To be asked before this process computes: the load average of the last minute has it, too.
+    """
+    if not hasattr(os, "getloadavg"):  # as on Windows
+        return None
+    load, cores = os.getloadavg()[0], core_count()
+    if 2 * load <= cores:
+        return None
+    return f"a load of {load:.1f} on {cores} cores: times differ from an idle machine's"
 
 
 def package_version(package: str) -> str | None:

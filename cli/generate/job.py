@@ -29,6 +29,7 @@ from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import counted, seconds_text
 from chipsparse.common import stopping
 from chipsparse.common.files import beside, check_inputs_stay
+from chipsparse.common.machine import busy_text
 from chipsparse.config import ConfigError
 from chipsparse.experiments.clips import ClipMaker, Generation, patched, peak_process_bytes
 from chipsparse.experiments.quality import compare_clips
@@ -159,6 +160,7 @@ class KeptPipeline:
     def __init__(self, rank: Rank | None = None, *, plain_lines: int = 5) -> None:
         self.rank, self._plain_lines = rank or Rank(), plain_lines
         self.pipe: Any = None
+        self.busy: str | None = None  # what else kept the CPU busy before the model was loaded
         # Of the latest sparse generation, as far as it began; of a pipeline that stays patched.
         self.report: GenerationReport | None = None
         self._held: GenerationReport | None = None
@@ -173,6 +175,7 @@ class KeptPipeline:
         if self._loaded == wanted:
             return False
         self.close()
+        self.busy = busy_text() if request.device.type == "cpu" else None
         with display.stage("loading the model"):
             self.pipe = request.load()
         self._loaded = wanted
@@ -346,6 +349,7 @@ def make(
         request=record_of(request, item, warnings),
         files=files,
         replaced=replaced,
+        busy=kept.busy if options.compare else None,
         sparse=records.get("sparse"),
         dense=records.get("dense"),
         comparison=comparison,

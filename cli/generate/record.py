@@ -149,6 +149,7 @@ class GenerationResult(Result):
     request: RequestRecord = RequestRecord()
     files: Mapping[str, Sequence[String]] = {}  # by kind: "output", "dense", "compare", "report"
     replaced: Sequence[String] = ()  # those of them whose names were taken before
+    busy: String | None = None  # other work of the CPU on which a speed-up was measured
     sparse: Run | None = None
     dense: Run | None = None
     comparison: Comparison | None = None
@@ -198,6 +199,8 @@ class GenerationResult(Result):
             head.insert(2, ("published", published))
         names = {"output": "written"}
         head += [(names.get(kind, kind), self.written_text(kind)) for kind in self.files]
+        if self.busy is not None:
+            head.append(("busy", self.busy))
         head.append(("prompt", shortened(self.request.prompt, WHOLE_PROMPT) or "(empty)"))
         head.append(("seed", str(self.request.seed)))
         if self.sparse is not None:

@@ -19,6 +19,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate import job
 from chipsparse.cli.generate.job import cut_text
 from chipsparse.cli.media.panels import GAP_PIXELS
+from chipsparse.common import machine
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import CALL, by_hand, command, names, pictures
 from tests.tiny_models import PROMPT, WORDS, tiny_tokenizer
@@ -308,3 +309,14 @@ def test_what_a_text_encoder_does_not_read():
     assert cut(words(8), 16, short, own) is None
     assert "the 16 tokens" in cut(words(30), 16, short, own)
     assert cut(words(200), 16, own).endswith(' ..."')
+
+
+@pytest.mark.parametrize(("load", "busy"), [(0.9, False), (6.35, True)])
+def test_a_speed_up_that_a_busy_machine_measured_says_so(generate, monkeypatch, load, busy):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(machine, "core_count", lambda: 2)
+    ran = generate("-o", "o.png", *SMALL, "--device", "cpu", "--compare")
+    text = "a load of 6.3 on 2 cores: times differ from an idle machine's"
+    assert (text in " ".join(ran.fine().stdout.split())) == busy
+    alone = generate("-o", "p.png", *SMALL, "--device", "cpu", "--json").json()
+    assert alone["busy"] is None
