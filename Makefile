@@ -22,7 +22,7 @@ DEMO := out/demo
 
 demo: $(VENV)/.installed
 	@mkdir -p $(dir $(DEMO))
-	@echo "The demo takes about three minutes on two idle cores."
+	@echo "The demo takes about half a minute on two idle cores."
 	$(BIN)/chipsparse generate "$(PROMPT)" --frames 9 --fps 8 --compare --output $(DEMO).mp4
 	@echo "Dense and sparse side by side: $(CURDIR)/$(DEMO)-compare.mp4"
 
