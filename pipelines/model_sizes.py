@@ -127,7 +127,8 @@ def vae_factors(config: dict[str, Any]) -> tuple[int, int]:
     scalings = config.get("spatio_temporal_scaling")  # of LTX-Video: stages that shrink both
     if scalings:
         both = 2 ** sum(map(bool, scalings))
-        space, time = space or config["patch_size"] * both, time or config["patch_size_t"] * both
+        space = space or config["patch_size"] * both
+        time = time or config["patch_size_t"] * both
     stages = config.get("temperal_downsample") or ()
     blocks = config.get("block_out_channels") or [1]
     space = space or 2 ** (len(stages) or len(blocks) - 1)

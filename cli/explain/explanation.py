@@ -244,7 +244,8 @@ def no_faster(qualities: Mapping[str, record.Quality]) -> list[str]:
     notes = []
     ordered = [name for name in FASTER_AND_FASTER if name in qualities]
     for closer, name in pairwise(ordered):
-        before, here = qualities[closer], qualities[name]
+        before = qualities[closer]
+        here = qualities[name]
         if before.speedup_run is not None and here.speedup_run is not None:
             is_faster = here.speedup_run > before.speedup_run
         else:

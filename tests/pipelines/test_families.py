@@ -72,11 +72,20 @@ def arguments_of(name, variant):
     return {**family.call, **(family.variants[variant] if variant else {})}
 
 
-def generate(pipe, name, variant=BASE, *, steps=STEPS, place=lambda _field, value: value):
+def generate(
+    pipe,
+    name,
+    variant=BASE,
+    *,
+    steps=STEPS,
+    place=lambda _field, value: value,
+    **changes,  # of the call's arguments
+):
     """The latents of one call, whose arguments, by field, are put in their place."""
     torch.manual_seed(0)  # for pipelines that encode an image without their generator
     results = pipe(
         **{field: place(field, value) for field, value in arguments_of(name, variant).items()},
+        **changes,
         num_inference_steps=steps,
         generator=torch.Generator().manual_seed(0),
         output_type="latent",

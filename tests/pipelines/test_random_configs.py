@@ -18,13 +18,8 @@ import chipsparse
 from chipsparse import SparsityConfig
 from tests.pipelines.families import wan
 from tests.pipelines.model_state import state_of
-from tests.pipelines.test_families import (
-    FAMILIES,
-    arguments_of,
-    as_batch,
-    transformers_of,
-    variants_of,
-)
+from tests.pipelines.test_families import FAMILIES, as_batch, transformers_of, variants_of
+from tests.pipelines.test_families import generate as generate_latents
 from tests.tiny_models import FLOW
 
 pytestmark = [
@@ -214,16 +209,7 @@ def scheduled(family, solver):
 
 
 def generate(pipe, family, variant, steps, **changes):
-    torch.manual_seed(0)  # for pipelines that encode an image without their generator
-    results = pipe(
-        **arguments_of(family, variant),
-        **changes,
-        num_inference_steps=steps,
-        generator=torch.Generator().manual_seed(0),
-        output_type="latent",
-        return_dict=False,
-    )
-    return as_batch(FAMILIES[family].result(results))
+    return as_batch(generate_latents(pipe, family, variant, steps=steps, **changes))
 
 
 def run_fault(pipe, family, fault):

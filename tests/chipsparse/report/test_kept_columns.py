@@ -128,7 +128,8 @@ def test_a_pipeline_keeps_the_columns_of_the_user_and_tells_on_request():
 def test_columns_of_a_prompt_before_are_not_kept_any_more(offload):
     report = GenerationReport()
     session = Session(CONFIG.override({"memory.offload": offload}), report)
-    bytes_kept, kept = [], []
+    bytes_kept = []
+    kept = []
     for step, prompt in enumerate([1.0, 1.0, 2.0]):
         for branch in ("cond", "uncond"):
             given = prompt if branch == "cond" else 1.0
@@ -142,6 +143,7 @@ def test_columns_of_a_prompt_before_are_not_kept_any_more(offload):
                 attend(session, layer, *torch.randn(3, 1, 2, 60, 8))
             session.end(torch.zeros(1))
     assert kept == [{("uncond", 0), ("uncond", 1)}] * 2
-    full, dropped = bytes_kept[3], bytes_kept[4]
+    full = bytes_kept[3]
+    dropped = bytes_kept[4]
     assert dropped < full
     assert [record.restarted for record in report.steps[-2:]] == [True, False]

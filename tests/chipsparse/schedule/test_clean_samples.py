@@ -93,20 +93,30 @@ def test_the_form_is_what_the_sampler_computes(make):
         torch.testing.assert_close(clean, expected, rtol=1e-4, atol=1e-4)
 
 
-class Ideal:
+class Loop:
+    """The steps of a scheduler, and what they told; `is_at` says where an output comes from."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+        self.told = []  # whether the clean sample of each step with noise is known
+        self.now = None
+        self.steps = NoisySteps(
+            scheduler, scheduler.step, step_parameters(scheduler), lambda: self.now, self.tell
+        )
+
+    def tell(self, scheduler, is_known):
+        assert scheduler is self.scheduler
+        self.told.append(is_known)
+
+    def is_at(self, step, kind):
+        self.now = Made(step, kind, frozenset({"one"}))
+
+
+class Ideal(Loop):
     """A loop whose model always predicts `TARGET`, whatever the noise."""
 
     def __init__(self, make):
-        self.scheduler = make()
-        self.told = []
-        self.now = None
-        self.steps = NoisySteps(
-            self.scheduler,
-            self.scheduler.step,
-            step_parameters(self.scheduler),
-            lambda: self.now,
-            lambda _, is_known: self.told.append(is_known),
-        )
+        super().__init__(make())
 
     def run(self, letters, *, reuses=True):
         scheduler = self.scheduler
@@ -120,7 +130,7 @@ class Ideal:
             if letter == "F":
                 form = clean_sample_form(scheduler, step, {"timestep": timestep})
                 output = form.output(latents, TARGET, torch.zeros(SHAPE))
-            self.now = Made(step, "full" if letter == "F" else "reused", frozenset({"one"}))
+            self.is_at(step, "full" if letter == "F" else "reused")
             call = self.steps if reuses else scheduler.step
             more = {**options_of(scheduler), "generator": noise}
             latents = latents_of(call(output, timestep, latents, return_dict=False, **more))
@@ -179,21 +189,13 @@ class Unknown(Deterministic):
 
 def test_a_sampler_that_is_not_known_is_told_and_gets_its_outputs_as_they_are():
     scheduler = Unknown()
-    now = None
-    told = []
-    steps = NoisySteps(
-        scheduler,
-        scheduler.step,
-        step_parameters(scheduler),
-        lambda: now,
-        lambda *given: told.append(given),
-    )
+    loop = Loop(scheduler)
     given = []
     for step, kind in enumerate(("full", "reused")):
-        now = Made(step, kind, frozenset({"one"}))
+        loop.is_at(step, kind)
         given.append(random(step))
-        steps(given[-1], torch.tensor(1.0), random(9))
-    assert told == [(scheduler, False)]
+        loop.steps(given[-1], torch.tensor(1.0), random(9))
+    assert loop.told == [False]
     assert scheduler.outputs[1] is given[1]
 
 
@@ -309,21 +311,13 @@ class Bare:
     ids=["without a config", "with a variance in its outputs"],
 )
 def test_what_has_no_clean_sample_is_told_and_steps_as_it_is(scheduler, channels):
-    now = None
-    told = []
-    steps = NoisySteps(
-        scheduler,
-        scheduler.step,
-        step_parameters(scheduler),
-        lambda: now,
-        lambda _, is_known: told.append(is_known),
-    )
+    loop = Loop(scheduler)
     output = torch.cat([random(1), random(2)], dim=1)[:, :channels]
     for step, kind in enumerate(("full", "reused")):
-        now = Made(step, kind, frozenset({"one"}))
-        latents = latents_of(steps(output, 500 - step, random(9)))
+        loop.is_at(step, kind)
+        latents = latents_of(loop.steps(output, 500 - step, random(9)))
         assert latents.isfinite().all()
-    assert told == [False]
+    assert loop.told == [False]
 
 
 def test_euler_has_two_kinds_of_prediction():
