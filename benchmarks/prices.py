@@ -21,7 +21,12 @@ from chipsparse.experiments.engine import step_digest
 from chipsparse.plan import Action, SparsityPlan
 
 RESULTS = Path(__file__).parent / "results"
-FULL_SIZE = ("full_size_qualities_h200.json", "full_size_families_h200.json")
+# Of today's configs first; the others have steps with sparse MLPs.
+FULL_SIZE = (
+    "full_size_steps_h200.json",
+    "full_size_qualities_h200.json",
+    "full_size_families_h200.json",
+)
 # Whose steps price generations of the small model.
 PRICED_AS = "hunyuan_720p"
 # Time of MLPs with 30 % of the neurons over dense ones (benchmarks/notes/sparse_mlp.md).
@@ -45,6 +50,20 @@ class StepPrices:
     digest: str
     by_action: Mapping[Action, float]
     measured: bool = True
+
+    def scaled_as(self, computed: StepPrices, measured: StepPrices) -> StepPrices:
+        """These computed prices, as far off as those of another config were found to be.
+
+        Args:
+            computed: of the other config, by the cost model.
+            measured: the same, measured; of all actions.
+        """
+        found = {
+            action: price * measured.by_action[action] / computed.by_action[action]
+            for action, price in self.by_action.items()
+            if price
+        }
+        return replace(self, by_action={**self.by_action, **found})
 
     def with_mlp(self, thirty: StepPrices, time: float) -> StepPrices:
         """The prices where MLPs of sparse steps take another time; these are of dense MLPs.

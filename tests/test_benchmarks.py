@@ -172,10 +172,10 @@ def uncompiled(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "case", slow_unless(("flux_1280x768", "wan1b_480p", "z_image", "wan_vace", "cosmos3"), MODELS)
+    "case", slow_unless(("flux_1280x768", "wan14b_720p", "z_image", "wan_vace", "cosmos3"), MODELS)
 )
 def test_steps_of_a_small_model(case, uncompiled, tmp_path):
-    every = case in ("flux_1280x768", "wan1b_480p")
+    every = case in ("flux_1280x768", "wan14b_720p")
     names = [*QUALITIES, "sparse"] if every else ["published"]
     options = ("--dtype", "float32", "--case", case, "--schedules", ",".join(names))
     code, made = dry_run(tmp_path, "steps", *options)
@@ -213,7 +213,7 @@ def test_steps_of_a_small_model(case, uncompiled, tmp_path):
 
 
 def test_steps_with_sparse_mlps_are_another_config(uncompiled, tmp_path):
-    options = ("--dtype", "float32", "--case", "wan1b_480p", "--schedules", "fast")
+    options = ("--dtype", "float32", "--case", "wan14b_720p", "--schedules", "fast")
     _, (dense,) = dry_run(tmp_path, "steps", *options)
     code, (sparse,) = dry_run(tmp_path, "steps", *options, "--mlp-density", "0.3")
     assert (code, sparse["mlp_density"], sparse["actions"]) == (0, 0.3, dense["actions"])

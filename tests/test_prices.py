@@ -139,6 +139,23 @@ def test_a_simulated_rule_saves_its_part_of_the_mlps():
     assert costs[0] - costs[2] == pytest.approx(0.3 * 0.10)
 
 
+def test_sparse_mlps_that_were_not_run_are_as_far_off_as_dense_ones(monkeypatch):
+    thirty = BALANCED.override({"mlp.density": 0.3})
+    monkeypatch.setattr(prices, "full_size_records", lambda: [speed("balanced", BALANCED, 14.0)])
+    known = evaluate.known_prices()
+    found, own = known[step_digest(thirty)], known[step_digest(BALANCED)]
+    assert (own.measured, found.measured) == (True, False)
+    computed, expected = computed_prices(BALANCED).by_action, computed_prices(thirty).by_action
+    off = 0.14 / computed[Action.SPARSE]
+    assert found.by_action[Action.SPARSE] == pytest.approx(off * expected[Action.SPARSE])
+    assert found.by_action[Action.REFRESH] == pytest.approx(1.15)
+    assert found.by_action[Action.SPARSE] < own.by_action[Action.SPARSE]
+    # One that was run is what it took.
+    run = [speed("balanced", BALANCED, 14.0), speed("thirty", thirty, 13.0)]
+    monkeypatch.setattr(prices, "full_size_records", lambda: run)
+    assert evaluate.known_prices()[step_digest(thirty)].by_action[Action.SPARSE] == 0.13
+
+
 def test_a_row_of_two_configs_is_refused():
     sparse_mlp = BALANCED.override({"mlp.density": 0.3})
     speeds = [speed("balanced", BALANCED, 28.0), speed("fast", sparse_mlp, 22.0)]

@@ -31,10 +31,15 @@ class Measured:
 
     @property
     def runs(self) -> str:
-        """The qualities that were run, with the model and size of each."""
+        """The qualities that were run, with the models and sizes of each."""
         if not self.speed:
             return "nothing"
-        return "; ".join(f"{', '.join(names)} ({size})" for size, names in self.speed.items())
+        sizes_of: dict[tuple[str, ...], list[str]] = {}
+        for size, names in self.speed.items():
+            sizes_of.setdefault(names, []).append(size)
+        return "; ".join(
+            f"{', '.join(names)} ({', '.join(sizes)})" for names, sizes in sizes_of.items()
+        )
 
     @property
     def speed_text(self) -> str:

@@ -143,9 +143,10 @@ IMAGES = find_profile(None, "FluxTransformer2DModel").qualities
 
 
 @pytest.mark.parametrize("qualities", [GENERAL, IMAGES], ids=["videos", "images"])
-@pytest.mark.parametrize("refresh", [1.05, 1.1, 1.15])
+@pytest.mark.parametrize("refresh", [1.05, 1.15, 1.25])
 def test_each_quality_is_faster_whatever_a_sparse_step_costs(qualities, refresh):
-    for percent in range(10, 101):
+    """Measured were refreshes of 1.12 to 1.25 dense steps, and sparse ones of 0.27 and more."""
+    for percent in range(15, 101):
         of_actions = {Action.DENSE: 1.0, Action.REFRESH: refresh, Action.SKIP: 0.0}
         of_actions[Action.SPARSE] = percent / 100
         own = {
@@ -180,7 +181,7 @@ def test_small_videos_and_images_skip_and_large_ones_have_sparse_steps():
     cost = sparse_cost(own, small)
     assert why_skipped(own, small) == (
         f"no step is sparse: at this size one takes {cost:.0%} of a dense step's time, and "
-        "schedule.sparse_at_most is 46%; steps are skipped instead"
+        "schedule.sparse_at_most is 42%; steps are skipped instead"
     )
 
 
