@@ -417,7 +417,8 @@ def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
     )
     return ValueError(
         f"{type(pipe).__name__} has no transformer that chipsparse supports "
-        f"({had or 'it has none'}); classes with an adapter: {', '.join(ADAPTERS)}"
+        f"({had or 'it has none'}); the command chipsparse models lists the {len(ADAPTERS)} "
+        "classes that have an adapter"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.compare.options import CompareOptions
-from chipsparse.cli.errors import check_installed, results_alone
+from chipsparse.cli.errors import results_alone
 from chipsparse.cli.options import (
     REQUIRED,
     Device,
@@ -74,7 +74,6 @@ class ReportOptions(PrintOptions):
     def check_contents(self) -> None:
         from chipsparse.cli.media.write import check_file
 
-        check_installed("matplotlib", "report", "the page needs matplotlib")
         check_file("--output", self.output, ".html", ".htm")
         for source in self.sources:
             check_readable("the file", source)

@@ -400,8 +400,8 @@ class GenerateOptions(GenerationOptions):
         shown="the model's own",
     )
     prompts: Path | None = generation_option(
-        help="File of prompts, a line each; empty lines and those with # in front are left "
-        "out. NAME-000, NAME-001, ... are written, in the order of the file.",
+        help="File of prompts, a line each, or bundled ones: shapes, images or suite. Empty lines "
+        "and those with # in front are left out. NAME-000, NAME-001, ... are written, in order.",
         shown="none",
     )
     num: Annotated[int, Interval(ge=1, le=100_000)] | None = generation_option(

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from chipsparse.cli.errors import UserError, reason
 from chipsparse.common import text_files
+from chipsparse.profiles.profile import ASSETS
+
+BUNDLED_PROMPTS = ASSETS / "prompts"
 
 
 def shapes(*, video: bool) -> str:
@@ -15,11 +18,22 @@ def shapes(*, video: bool) -> str:
 
 def read_prompts(path: Path) -> list[str]:
     """Return the lines of a file but empty ones and those with ``#`` in front, at least one."""
-    lines = [line.strip() for line in read_text(path, f"--prompts {path}").splitlines()]
+    lines = [line.strip() for line in prompts_text(path, f"--prompts {path}").splitlines()]
     prompts = [line for line in lines if line and not line.startswith("#")]
     if not prompts:
         raise UserError(f"--prompts {path} has no prompt; write one a line")
     return prompts
+
+
+def prompts_text(path: Path, name: str) -> str:
+    """Return the text of a file of prompts, or of bundled ones that have the path's name.
+
+    A file of that name wins, as a folder does over a bundled model.
+    """
+    bundled = BUNDLED_PROMPTS / f"{path.name}.txt"
+    if path == Path(path.name) and not path.exists() and bundled.is_file():
+        path = bundled
+    return read_text(path, name)
 
 
 def read_text(path: Path, name: str) -> str:

@@ -291,8 +291,8 @@ def find_profile(
     classes = profile_classes()
     if transformer_class not in classes:
         raise ValueError(
-            f"no profile for the model class {transformer_class}; "
-            f"known classes: {', '.join(classes)}"
+            f"no profile for the model class {transformer_class}; the command chipsparse models "
+            f"lists the {len(classes)} classes that have one"
         )
     of_two = PROFILES / "two-experts" / f"{transformer_class}.yaml"
     of_class = PROFILES / f"{transformer_class}.yaml"

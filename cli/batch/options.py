@@ -42,7 +42,8 @@ class BatchOptions(GenerateOptions):
     """The options of `batch`."""
 
     prompts: Path = argument(
-        help="A prompt a line, CSV with a column prompt, or JSON lines (.jsonl). Other columns and "
+        help="A prompt a line, CSV with a column prompt, JSON lines (.jsonl), or bundled prompts: "
+        "shapes, images or suite. Other columns and "
         "names are settings of the line, called as the options are: seed, height, quality, ...",
         default=REQUIRED,
         metavar="FILE",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from chipsparse.cli.errors import UserError, first_line
 from chipsparse.cli.options import GenerateOptions, read_value
-from chipsparse.cli.prompts import read_text
+from chipsparse.cli.prompts import prompts_text
 
 # Options of `generate` that a line can have; the others are about the model, which is loaded once.
 SETTINGS = (
@@ -37,7 +37,8 @@ def read_lines(path: Path, warn: Callable[[str], None]) -> tuple[list[Line], dic
     The suffix tells a table, JSON lines, or a prompt a line. ``warn`` gets a sentence about columns
     of a table that are no settings. Raises `UserError` where the file has no prompt.
     """
-    text, suffix = read_text(path, str(path)), path.suffix.lower()
+    text = prompts_text(path, str(path))
+    suffix = path.suffix.lower()
     if suffix == ".json":
         raise UserError(f"{path} is JSON; write JSON lines, an object a line, as .jsonl")
     parts = [(number, part) for number, part in enumerate(text.split("\n"), 1) if part.strip()]

@@ -18,7 +18,7 @@ from chipsparse.cli.compare.files import check_lpips, fail_where_broken, write_c
 from chipsparse.cli.compare.options import CLIPS, MEASURED, PAGE, TO_SEND, CompareOptions
 from chipsparse.cli.compare.record import Comparison
 from chipsparse.cli.compare.ways import METRIC_OF, OURS, Row, differences, usual_bounds
-from chipsparse.cli.errors import UserError, check_installed, described, exit_code, user_errors
+from chipsparse.cli.errors import UserError, described, exit_code, user_errors
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import Panel
 from chipsparse.cli.prompts import read_prompts, shapes
@@ -159,7 +159,6 @@ def _check_settings(a: Request, b: Request) -> None:
 def run_suite(options: CompareOptions) -> None:
     """Check all that is cheap to check, make the clips that are missing, and print."""
     check_alone("--suite")
-    check_installed("matplotlib", "report", "the page needs matplotlib")
     options = dataclasses.replace(options, model=options.suite)
     folder = options.folder
     alone = "a suite generates from prompts alone"

@@ -115,7 +115,8 @@ class CompareOptions(GenerationOptions):
         help="Frames per second of the output.", shown="that of the files, or 16"
     )
     prompts: Path | None = generation_option(
-        help="File with one prompt a line.", shown="bundled ones"
+        help="File with one prompt a line, or bundled ones: shapes, images or suite.",
+        shown="those that suit the model",
     )
     count: Positive | None = generation_option(
         "--num",

@@ -9,6 +9,7 @@ from typing import Literal
 from chipsparse.cli.compare import ways
 from chipsparse.cli.generate.record import Settings
 from chipsparse.cli.views import sections as view
+from chipsparse.cli.views.frames import white_of
 from chipsparse.cli.views.names import files_text, name_of
 from chipsparse.cli.views.sections import QualityPoint, Record, Result, Section, String
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
@@ -30,8 +31,7 @@ class ShownClip(Record):
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        white = -(-255 // self.amplified)
-        heat = f"difference x{self.amplified}: white is {white} of 255 or more"
+        heat = f"difference x{self.amplified}: {white_of(self.amplified)}"
         return [("written", files_text(self.files)), ("heat-map", heat)]
 
 
@@ -285,6 +285,7 @@ class FilesComparison(Result, ClipQuality):
         if self.flicker is not None and self.flicker_change is not None:
             change, b = (ways.EIGHT_BITS * x for x in (self.flicker_change, self.flicker))
             flicker = f"A {b - change:.3f}, B {b:.3f} of 255 ({round(change, 3) + 0.0:+.3f})"
+        files = " and ".join(self.lossy)
         lossy = "part of the difference may be the encoder's; PNG files are exact"
         return view.Facts(
             [
@@ -294,7 +295,7 @@ class FilesComparison(Result, ClipQuality):
                 ("compared", compared),
                 ("bounds", given),
                 ("broken", "; ".join(self.broken)),
-                ("note", f"{' and '.join(self.lossy)}: {lossy}" if self.lossy else ""),
+                ("note", f"{files}: {lossy}" if self.lossy and not self.identical else ""),
                 *([] if self.clip is None else self.clip.facts),
             ]
         )

@@ -42,8 +42,8 @@ class TuneOptions(GenerationOptions):
         help="Time of a generation on this device, likewise."
     )
     prompts: Path | None = measuring_option(
-        help="Text file with one prompt per line; the first ones calibrate, the next ones "
-        "verify, and the seed of each is its number from 0.",
+        help="Text file with one prompt a line, or bundled ones: shapes, images or suite. The "
+        "first ones calibrate, the next ones verify, and the seed of each is its number from 0.",
         shown="bundled prompts",
     )
     calibration_prompts: Positive = measuring_option(help="Prompts to calibrate with.", default=2)

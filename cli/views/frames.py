@@ -80,10 +80,16 @@ def named_samples(source: Path, clips: Clips) -> list[Sample] | str:
         if reference.frames.shape == other.frames.shape:
             differences = difference(reference.frames, other.frames)
             factor = choose_factor([differences])
-            white = f"black is none, white {-(-255 // factor)} of 255 or more"
-            label = f"difference x{factor}: {white}"
+            label = f"difference x{factor}: black is none, {white_of(factor)}"
             shown.append(Sample(label, heat_map(differences, factor), other.numbers))
     return shown
+
+
+def white_of(factor: int) -> str:
+    """Return the difference that a heat-map with this factor paints white."""
+    white = -(-255 // factor)
+    more = " or more" if white < 255 else ""
+    return f"white is {white} of 255{more}"
 
 
 def data_uri(frame: np.ndarray, side: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -147,7 +148,9 @@ def _environment() -> Environment:
         return without_folders(value) if is_text else value
 
     def draw(chart: view.Chart) -> Any:
-        # Only pages with charts need the library that draws them.
+        """Return the drawn chart, or None without the library that draws charts."""
+        if importlib.util.find_spec("matplotlib") is None:
+            return None
         from chipsparse.cli.views.charts import draw_chart
 
         return draw_chart(chart, f"chart{next(count)}")

@@ -277,6 +277,9 @@ def test_the_clip_of_files(pair):
     np.testing.assert_array_equal(right, heat_map(expected, 8))
     ran = command("compare", "a.png", "b.png", "-o", "out.gif", "--amplify", "3").fine()
     assert "difference x3: white is 85 of 255 or more" in ran.stdout
+    ran = command("compare", "a.png", "b.png", "-o", "out.gif", "--amplify", "1").fine()
+    assert "white is 255 of 255 " in ran.stdout
+    assert "or more" not in ran.stdout
 
 
 def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
@@ -289,6 +292,7 @@ def test_videos_keep_their_rate_and_lossy_formats_are_named(pair, workdir):
     assert content["lossy"] == ["a.mp4", "a.gif"]
     assert 30 < content["psnr_db"] < 60
     assert "a.gif: part of the difference may" in command("compare", "a.png", "a.gif").fine().stdout
+    assert "encoder" not in command("compare", "a.gif", "a.gif").fine().stdout  # there is none
 
 
 def test_bounds_of_files_decide_the_exit_code(pair):

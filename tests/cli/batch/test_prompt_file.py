@@ -6,6 +6,8 @@ import pytest
 
 from chipsparse.cli.batch.prompt_file import check_lines, read_lines
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.prompts import read_prompts
+from chipsparse.profiles.profile import ASSETS
 
 
 @pytest.fixture
@@ -119,3 +121,16 @@ def test_paths_count_from_the_folder_of_the_file(tmp_path):
     (line,), _ = read_lines(file, print)
     expected = {"config": str(tmp_path / "c.yaml"), "image": str(tmp_path / "sub/i.png")}
     assert line.settings == expected
+
+
+def test_bundled_prompts_by_name(workdir):
+    expected = read_prompts(ASSETS / "prompts" / "images.txt")
+    assert read_prompts(Path("images")) == expected
+    lines, problems = read_lines(Path("images"), print)
+    assert [line.prompt for line in lines] == expected
+    assert problems == {}
+    (workdir / "images").write_text("a prompt of my own\n")
+    assert read_prompts(Path("images")) == ["a prompt of my own"]
+    for missing in ("no-such", "folder/images"):
+        with pytest.raises(UserError, match=f"--prompts {missing} could not be read: No such file"):
+            read_prompts(Path(missing))

@@ -1,6 +1,7 @@
 """Results as pages and on a terminal, and the files that they are read from."""
 
 import copy
+import importlib.util
 import io
 import json
 import os
@@ -142,6 +143,23 @@ def test_the_page_of_a_generation():
     assert "Not on this page" not in reader.headings
     for figure in reader.all("div", role="img"):
         assert figure["aria-label"]
+
+
+def test_a_page_without_the_library_that_draws_charts(monkeypatch):
+    with_charts = shown(CONTENT)
+    find_spec = importlib.util.find_spec
+
+    def without_charts(name, *others):
+        return None if name == "matplotlib" else find_spec(name, *others)
+
+    monkeypatch.setattr("importlib.util.find_spec", without_charts)
+    reader = shown(CONTENT)
+    assert reader.headings == with_charts.headings
+    assert not reader.all("div", role="img")
+    missing = "Not drawn: charts need matplotlib"
+    assert missing in reader.sections["Steps"]
+    assert "2\nsparse\n5.00 s\n25.0%\n" in reader.sections["Steps"]  # its table stays
+    assert missing not in with_charts.source
 
 
 def test_a_page_names_no_folder_and_runs_nothing():
