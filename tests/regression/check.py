@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chipsparse.experiments.quality import flicker, psnr, ssim
-from tests.regression.golden import shown
+from tests.regression.golden import strip
 
 LEAST_FLICKER_FRAMES = 3
 
@@ -28,8 +28,8 @@ def closeness(dense, sparse, golden):
         psnr=psnr(dense, sparse),
         ssim=ssim(dense, sparse),
         flicker=flicker(sparse) / flicker(dense) if is_clip else None,
-        golden=psnr(golden.sparse, shown(sparse)),
-        golden_dense=psnr(golden.dense, shown(dense)),
+        golden=psnr(golden.sparse, strip(sparse).float() / 255),
+        golden_dense=psnr(golden.dense, strip(dense).float() / 255),
     )
 
 

@@ -9,18 +9,21 @@ from tests.regression import faults
 from tests.regression.cases import CASES
 from tests.regression.check import closeness, violations
 from tests.regression.faults import FAULTS, GROSS
-from tests.regression.golden import read
+from tests.regression.golden import read, strip
 from tests.variants import slow
 
 QUICK = faults.rows_off_by_one  # the mildest; the others are slow tests
 
 
 @pytest.mark.parametrize("name", [slow(n) if case.slow else n for n, case in CASES.items()])
-def test_sparse_is_as_close_to_dense_and_to_the_golden_files_as_ever(name, runs):
+def test_sparse_is_as_close_to_dense_and_to_the_golden_files_as_ever(name, runs, media_regression):
     case = CASES[name]
     dense, sparse = runs.dense(case), runs.sparse(case)
     assert sparse.report.fallbacks == []
     assert {"dense", "refresh", "sparse"} <= set(sparse.report.actions())
+    for kind, result in (("dense", dense), ("sparse", sparse)):
+        picture = strip(result.frames).numpy()
+        media_regression.check(picture, kind, min_psnr=case.bounds.golden)
     assert violations(case, closeness(dense.frames, sparse.frames, read(case))) == []
 
 
