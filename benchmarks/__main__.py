@@ -48,7 +48,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what the arguments ask for; returns 1 where any of it failed."""
     args = parse(arguments)
-    command, device, to = COMMANDS[args.command], torch.device(args.device), Run(args.json)
+    command = COMMANDS[args.command]
+    device = torch.device(args.device)
+    to = Run(args.json)
     dtype = DTYPES[args.dtype or command.dtypes[device.type == "cpu"]]
     with to.attempt(args.command):
         command.run(args, device, dtype, to)

@@ -33,15 +33,22 @@ from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import empty_token_contiguous
 
-HOPPER, AMPERE = 90, 80
-ADA, BLACKWELL = 89, 100  # for FP8, besides Hopper
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+HOPPER = 90
+AMPERE = 80
+ADA = 89  # for FP8, besides Hopper
+BLACKWELL = 100  # likewise
+BF16 = torch.bfloat16
+FP16 = torch.float16
+FP32 = torch.float32
 HEAD_DIMS = (64, 128)
 SPARSE_FORMS: tuple[dict[str, Any], ...] = (
     *({"residual": precision} for precision in ("none", "full", "fp8")),
     {"residual": "full", "means": 11},
 )
-HEADS, TOKENS, KEPT = 3, 1337, 333  # of attention; a multiple of 16 would be compiled in
+# Of attention. A multiple of 16 would be compiled in.
+HEADS = 3
+TOKENS = 1337
+KEPT = 333
 
 
 @dataclass(frozen=True)
@@ -188,7 +195,8 @@ def sparse(
     means: int = 0,
 ) -> None:
     """`column_sparse_attention`, with a residual and with means where asked for."""
-    query, in_fp8 = _rows_of(head_dim, dtype), residual == "fp8"
+    query = _rows_of(head_dim, dtype)
+    in_fp8 = residual == "fp8"
     lists = _tensor(1, HEADS, -(-TOKENS // rows), KEPT, dtype=torch.int32)
     mean = _tensor(1, HEADS, means, head_dim, dtype=dtype) if means else None
     column_sparse_attention(
@@ -209,7 +217,8 @@ def dense(head_dim: int) -> None:
 
 
 def sums(backend: str, head_dim: int, rows: int = 128, dtype: Any = BF16) -> None:
-    query, lse = _rows_of(head_dim, dtype), _tensor(1, HEADS, TOKENS, dtype=FP32)
+    query = _rows_of(head_dim, dtype)
+    lse = _tensor(1, HEADS, TOKENS, dtype=FP32)
     options: dict[str, Any] = {"block_size_q": rows, "backend": backend}
     dense_attention_column_sums(query, query, query, lse, **options)
 
@@ -227,7 +236,8 @@ def in_8_bits(backend: str, head_dim: int, sums: bool, rows: int = 128, dtype: A
 
 
 def weight_of_8_bits(*, turned: bool) -> None:
-    data, scale = _tensor(512, 1024, dtype=FP8), _tensor(512, 1, dtype=FP32)
+    data = _tensor(512, 1024, dtype=FP8)
+    scale = _tensor(512, 1, dtype=FP32)
     fp8_dequantization(data, scale, dtype=BF16, turned=turned, backend="triton")
 
 
@@ -282,7 +292,8 @@ def up(
 ) -> None:
     """`sparse_mlp_up`, with a cache in e4m3 where that is asked for."""
     hidden, weight, lists = _layer(even, dtype)
-    rows, width = hidden.shape[1], weight.shape[0]
+    rows = hidden.shape[1]
+    width = weight.shape[0]
     bias = _tensor(width, dtype=dtype)
     sparse_mlp_up(
         *(hidden, weight, bias, lists),
@@ -312,7 +323,8 @@ def activated() -> None:
 
 def neurons(blocks: int, width: int = 1024, channels: int = 512, *, gated: bool = False) -> None:
     """`neuron_selection` of so many blocks and neurons."""
-    weight, bias = _tensor(width, channels), _tensor(width)
+    weight = _tensor(width, channels)
+    bias = _tensor(width)
     options: dict[str, Any] = {"keep_count": 320, "backend": "triton"}
     if gated:
         options |= {"gate_weight": weight, "gate_bias": bias, "activation": "silu"}

@@ -19,14 +19,16 @@ from benchmarks.records import Record
 OP = "equal_work"
 DENSE = "dense"
 # What our own search finds, with sparse steps and without any.
-OURS, SKIPS = "chipsparse, sparse steps", "chipsparse, nothing sparse"
+OURS = "chipsparse, sparse steps"
+SKIPS = "chipsparse, nothing sparse"
 # Shares of the dense generation's work, or of its time, by their titles.
 TARGETS = {f"{share:.0%}": share for share in (0.25, 0.33, 0.4, 0.5)}
 Axis = Literal["work", "time", "cost"]
 # What a clip is that equals the dense one bit for bit.
 EQUAL_DB = 100.0
 RESAMPLES = 4000
-LEAD, INTERVAL = "lead over the best other method", "95 % interval of the mean lead"
+LEAD = "lead over the best other method"
+INTERVAL = "95 % interval of the mean lead"
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def quality_rows(
         rows.append(row)
     leads = {title: lead(by_method) for title, by_method in at_target.items()}
     if any(leads.values()):
-        means, intervals = {"method": LEAD}, {"method": INTERVAL}
+        means = {"method": LEAD}
+        intervals = {"method": INTERVAL}
         for title, ours in leads.items():
             means[title] = f"{ours.mean:+.1f} ({ours.worst:+.1f})" if ours else "-"
             intervals[title] = "{:+.1f} to {:+.1f}".format(*ours.interval) if ours else "-"

@@ -122,7 +122,8 @@ def rivals(steps: int) -> Iterator[Entry]:
         variant = f"first {first:.0%}, at most {most} skipped"
         fields = {"retention_ratio": first, "max_skip_steps": most, "threshold": threshold}
         yield Entry("MagCache", variant, f"threshold {threshold:g}", cache=fields)
-    tenth, sixth = round(0.1 * steps), round(steps / 6)
+    tenth = round(0.1 * steps)
+    sixth = round(steps / 6)
     for order, threshold in product((0, 1), SEA_THRESHOLDS):
         variant = f"order {order}, first {tenth}, at most 8 skipped"
         fields = {"residual_order": order, "retention_steps": tenth, "threshold": threshold}
@@ -180,7 +181,8 @@ def with_cache(
 
         return counting
 
-    head, blocks = run.pipe.transformer.proj_out, blocks_of(run.pipe.transformer)
+    head = run.pipe.transformer.proj_out
+    blocks = blocks_of(run.pipe.transformer)
     attentions = {} if entry.reuses_attention else {block: attention_of(block) for block in blocks}
     hooked = [*blocks, head]
     if entry.reuses_attention:
@@ -192,7 +194,8 @@ def with_cache(
         for module in hooked:
             beneath = module.forward if module is head else compiled(module.forward)
             module.forward = counted(module, beneath)
-        make, per_branch = entry.cache_config, entry.reuses_attention
+        make = entry.cache_config
+        per_branch = entry.reuses_attention
         with cached(run, Cache(entry.method, entry.setting, make, per_branch)) as warnings:
             if entry.reuses_attention:
                 for block in blocks:  # so that its block's code ends before it
@@ -301,10 +304,14 @@ class Lab:
         from chipsparse.experiments.clips import ClipMaker
         from chipsparse.experiments.engine import Experiment, plainly
 
-        self.pipe, self._settings, self._run = pipe, dict(settings), shared
+        self.pipe = pipe
+        self._settings = dict(settings)
+        self._run = shared
         self._device: torch.device = pipe._execution_device
         self.steps: int = settings["num_inference_steps"]
-        self._samples, self._calibrating, self._store = samples, calibrating, store
+        self._samples = samples
+        self._calibrating = calibrating
+        self._store = store
         self._maker = ClipMaker(lambda: self.pipe, self._arguments, self.steps)
         self._compiles = False  # see `prepared`
         self._timed = timed
@@ -318,7 +325,8 @@ class Lab:
     @contextmanager
     def prepared(self, *, compiled: bool) -> Iterator[None]:
         """Counts the dense work; on a GPU takes the fastest attention and may compile blocks."""
-        pipe, transformer = self.pipe, self.pipe.transformer
+        pipe = self.pipe
+        transformer = self.pipe.transformer
         with ExitStack() as stack:
             if self._device.type == "cuda":
                 stack.enter_context(attention_backend(transformer, "_native_cudnn"))
@@ -362,12 +370,14 @@ class Lab:
         from chipsparse.experiments.engine import Applied, Way, run_digest
         from chipsparse.experiments.rivals import MagRatios
 
-        steps, transformer = entry.steps or self.steps, self.pipe.transformer
+        steps = entry.steps or self.steps
+        transformer = self.pipe.transformer
 
         @contextmanager
         def apply(pipe: Any) -> Iterator[Applied]:
             made: Counter[Any] = Counter()
-            usual, begin = self._settings, pipe.scheduler.set_timesteps
+            usual = self._settings
+            begin = pipe.scheduler.set_timesteps
             ratios: tuple[float, ...] = ()
             if entry.method == "MagCache":
                 ratios = MagRatios(self._maker, self._store, self._calibrating)()
@@ -377,7 +387,8 @@ class Lab:
                 return begin(*args, **kwargs)
 
             def facts(_generation: Any) -> Mapping[str, Any]:
-                calls, report = made.pop("calls"), applied.report
+                calls = made.pop("calls")
+                report = applied.report
                 if report is not None:
                     work = self._work.of_report(report)
                     actions = Counter(step.action.value for step in report.steps)

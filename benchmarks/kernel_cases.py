@@ -45,12 +45,15 @@ DENSE = "dense"  # the baseline of attention: the fastest library kernel
 LSE_LIMIT = 2e-3  # largest difference of a log-sum-exp
 SUMS_LIMIT = 2e-2  # of column sums, which half precision inputs give in half precision
 # A selection may be approximate: the share by which its counts may be off, and that it may miss.
-COUNT_LIMIT, MISSED_LIMIT = 0.01, 0.02
+COUNT_LIMIT = 0.01
+MISSED_LIMIT = 0.02
 # The same limits of attention in 8 bits. The values are random, so the output is a mean of what
 # cancels, and errors are large beside it: it falls with the root of the columns, and what tensor
 # cores cut off from their sums does not. On an H200 that came to 2.3e-4 times this root.
-FP8_LIMIT, CUT_OFF_LIMIT = 5e-2, 3e-4
-FP8_LSE_LIMIT, FP8_SUMS_LIMIT = 5e-2, 5e-2
+FP8_LIMIT = 5e-2
+CUT_OFF_LIMIT = 3e-4
+FP8_LSE_LIMIT = 5e-2
+FP8_SUMS_LIMIT = 5e-2
 ACTIVATION: Activation = "gelu-tanh"
 # How far the tokens of an MLP have moved since its caches were written, in their own deviation.
 DRIFT = 0.3
@@ -89,7 +92,9 @@ class Inputs:
     """A case on a device: query, key and value, and the dense baseline, each made once."""
 
     def __init__(self, case: Case, device: torch.device, dtype: torch.dtype) -> None:
-        self.case, self.device, self.dtype = case, device, dtype
+        self.case = case
+        self.device = device
+        self.dtype = dtype
 
     @cached_property
     def qkv(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -211,7 +216,8 @@ def dense(
 
     In 8 bits `fp8_dense_attention`; rounding is part of the time.
     """
-    rows, tokens = settings.block_size, inputs.case.tokens
+    rows = settings.block_size
+    tokens = inputs.case.tokens
     fields = {"density": 1.0, **({"block_size": rows} if with_sums else {})}
     tensors = {"lse": inputs.lse} if with_sums else {}
 
@@ -245,8 +251,11 @@ def dense(
 
 def sparse(inputs: Inputs, settings: Settings) -> Kernel:
     """`column_sparse_attention` over random lists of equal length."""
-    case, rows, rule = inputs.case, settings.block_size, settings.delta_rule
-    count, lists = settings.kept(case.density, case.tokens), inputs.lists(rows)
+    case = inputs.case
+    rows = settings.block_size
+    rule = settings.delta_rule
+    count = settings.kept(case.density, case.tokens)
+    lists = inputs.lists(rows)
     indices = cases.index_lists(lists, case.tokens, count, device=inputs.device)
     counts = torch.full(lists, count, dtype=torch.int32, device=inputs.device)
     tensors = {"indices": indices, "counts": counts}
@@ -273,8 +282,10 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
 
 def selection(inputs: Inputs, settings: Settings) -> Kernel:
     """`column_selection` from heavy-tailed sums, against `torch.topk` head by head."""
-    case, rows = inputs.case, settings.block_size
-    count, form = settings.kept(case.density, case.tokens), {"device": inputs.device}
+    case = inputs.case
+    rows = settings.block_size
+    count = settings.kept(case.density, case.tokens)
+    form = {"device": inputs.device}
     sums = cases.column_sums(
         inputs.lists(rows), case.tokens, block_size=rows, dtype=inputs.dtype, **form
     )
@@ -300,7 +311,8 @@ def selection(inputs: Inputs, settings: Settings) -> Kernel:
 
 def unpacking(inputs: Inputs, settings: Settings) -> Kernel:
     """`packed_to_indices` with the capacity given; nothing in a library does the same."""
-    case, rows = inputs.case, settings.block_size
+    case = inputs.case
+    rows = settings.block_size
     keep = settings.kept(case.density, case.tokens) / case.tokens
     lists = inputs.lists(rows)
     packed, capacity = cases.packed_masks(lists, case.tokens, keep, device=inputs.device)
@@ -349,7 +361,8 @@ class Layer:
 
     def select(self, backend: str) -> torch.Tensor:
         """The neurons to recompute, int32 ``[B, G, K]``."""
-        weights, count = (self.hidden, self.up, self.up_bias, self.mean), self.neurons.shape[2]
+        weights = (self.hidden, self.up, self.up_bias, self.mean)
+        count = self.neurons.shape[2]
         return neuron_selection(
             *weights, keep_count=count, block_size=self.block_size, backend=backend
         )
@@ -384,7 +397,8 @@ class Layer:
 
     def part(self, sample: Sample) -> Layer:
         """A token block alone, with caches of its own."""
-        (b, _, r), (_, _, g) = sample.rows, sample.block
+        (b, _, r) = sample.rows
+        (_, _, g) = sample.block
         return replace(
             self,
             hidden=self.hidden[b, r],
@@ -398,15 +412,19 @@ class Layer:
 def make_layer(inputs: Inputs, settings: Settings) -> Layer:
     """Normal tokens and weights, with caches of tokens that have moved since."""
     case = inputs.case
-    rows, width, channels = case.mlp_rows, case.mlp_width, case.channels
-    generator, block_size = torch.Generator(inputs.device).manual_seed(4), settings.block_size
+    rows = case.mlp_rows
+    width = case.mlp_width
+    channels = case.channels
+    generator = torch.Generator(inputs.device).manual_seed(4)
+    block_size = settings.block_size
 
     def normal(*shape: int, deviation: float = 1.0) -> torch.Tensor:
         options: dict[str, Any] = {"device": inputs.device, "dtype": inputs.dtype}
         return torch.randn(shape, generator=generator, **options).mul_(deviation)
 
     hidden = normal(case.batch, rows, channels)
-    up, up_bias = normal(width, channels, deviation=channels**-0.5), normal(width, deviation=0.1)
+    up = normal(width, channels, deviation=channels**-0.5)
+    up_bias = normal(width, deviation=0.1)
     down = normal(width, channels, deviation=width**-0.5).t()
     # A block moves as a whole, and each of its tokens on its own.
     moved = normal(case.batch, block_count(rows, block_size), channels, deviation=DRIFT)
@@ -414,7 +432,8 @@ def make_layer(inputs: Inputs, settings: Settings) -> Layer:
     before = hidden + moved + normal(case.batch, rows, channels, deviation=DRIFT)
     mean = mean_preactivations(before, up, up_bias, block_size=block_size)
     activation = dense_activation(before, up, up_bias, activation=ACTIVATION, block_size=block_size)
-    blocks, count = mean.shape[1], settings.kept(case.mlp_density, width)
+    blocks = mean.shape[1]
+    count = settings.kept(case.mlp_density, width)
     empty = torch.empty(case.batch, blocks, count, dtype=torch.int32, device=inputs.device)
     output = F.linear(activation, down)
     layer = Layer(hidden, up, up_bias, down, mean, activation, output, empty, block_size)
@@ -424,8 +443,11 @@ def make_layer(inputs: Inputs, settings: Settings) -> Layer:
 def mlp(operation: str, inputs: Inputs, settings: Settings) -> Kernel:
     """The case of one operation of the sparse MLP, or of all together, against what it replaces."""
     layer = make_layer(inputs, settings)
-    case, rows, count = inputs.case, inputs.case.mlp_rows, layer.neurons.shape[2]
-    down, full = layer.down.contiguous(), layer.activation.clone()
+    case = inputs.case
+    rows = inputs.case.mlp_rows
+    count = layer.neurons.shape[2]
+    down = layer.down.contiguous()
+    full = layer.activation.clone()
     # The second product is of a change that the same backend computed once.
     delta_by = cache(partial(layer.change, layer.neurons))
     # With its caches before anything is changed.

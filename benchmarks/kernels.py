@@ -26,9 +26,11 @@ COLUMNS = {
 }
 # The curves: shares of the columns, and tokens at one share.
 KEEP_FRACTIONS = (0.02, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30, 0.50)
-TOKENS, TOKENS_KEEP = (4352, 8192, 16_384, 32_256, 65_536, 119_056), 0.07
+TOKENS = (4352, 8192, 16_384, 32_256, 65_536, 119_056)
+TOKENS_KEEP = 0.07
 # Heads run one beside the other: a few of a long sequence fill a GPU, and the ratio is the same.
-MANY_TOKENS, FEW_HEADS = 40_000, 6
+MANY_TOKENS = 40_000
+FEW_HEADS = 6
 TINY = {"tokens": 300, "heads": 2}
 
 
@@ -97,13 +99,15 @@ def measure_backends(
 
     The reference, which the others are checked against, is measured where no other can run.
     """
-    make, able = partial(KERNELS[op], inputs, settings), False
+    make = partial(KERNELS[op], inputs, settings)
+    able = False
     names = forced.split(",") if forced else [item.name for item in make().operation.backends]
     for backend in names:
         if able and not forced and (of_curve or backend == names[-1]):
             return
         with to.attempt(f"{op}, {inputs.case.name}, block size {settings.block_size}, {backend}"):
-            before, able = able, True
+            before = able
+            able = True
             try:
                 record = measure(op, make(), inputs, backend) | (of_curve or {})
             except ValueError as error:
@@ -112,7 +116,9 @@ def measure_backends(
                 able = before
                 continue
             to.add(record)
-            name, ms, ratio = record["case"], record["latency_ms"], record["speedup"] or math.nan
+            name = record["case"]
+            ms = record["latency_ms"]
+            ratio = record["speedup"] or math.nan
             print(f"{op} {name} R{settings.block_size} {backend}: {ms:.3f} ms, {ratio:.2f}x")
 
 
@@ -123,12 +129,15 @@ def measure(op: str, kernel: Kernel, inputs: Inputs, backend: str) -> Record:
     errors = [kernel.check(result, sample) for sample in kernel.samples]
     del result
     timing = time_call(partial(kernel.call, backend), inputs.device)
-    baseline, baseline_ms = kernel.baseline, None
+    baseline = kernel.baseline
+    baseline_ms = None
     if baseline == DENSE:
-        baseline, baseline_ms = f"dense {inputs.dense[0]}", inputs.dense[1].latency_ms
+        baseline = f"dense {inputs.dense[0]}"
+        baseline_ms = inputs.dense[1].latency_ms
     elif kernel.replaces is not None:
         baseline_ms = time_call(kernel.replaces, inputs.device).latency_ms
-    case, latency_ms = inputs.case, timing.latency_ms
+    case = inputs.case
+    latency_ms = timing.latency_ms
     return {
         "op": op,
         "case": case.name,

@@ -36,7 +36,8 @@ MODULATED = (
 )
 MODULATION = 0.2
 # In a dry run: frames, rows and columns of latents, tokens of a text.
-TINY_GRID, TINY_TEXT = (3, 12, 12), 16
+TINY_GRID = (3, 12, 12)
+TINY_TEXT = 16
 
 Step = Callable[[int], dict[str, Any]]  # the arguments of a step's call
 
@@ -78,11 +79,13 @@ class Tensors:
 
         Latents with another name than usual are in a list.
         """
-        start, move = self.normal(1, *sizes), self.normal(1, *sizes)
+        start = self.normal(1, *sizes)
+        move = self.normal(1, *sizes)
         times = torch.linspace(first, first / STEPS, STEPS)
 
         def arguments(step: int) -> dict[str, Any]:
-            latents, time = start + step * DRIFT * move, times[step].expand(rows)
+            latents = start + step * DRIFT * move
+            time = times[step].expand(rows)
             named = latents if names[0] == "hidden_states" else [*latents]
             return {**constant, names[0]: named, names[1]: time, "return_dict": False}
 
@@ -348,9 +351,12 @@ def minimax_h3(tensors: Tensors) -> Step:
 
     from chipsparse.pipelines.models.minimax_h3 import AUDIO_CHANNELS, audio_rows
 
-    prompt, (frames, *size) = tensors.text(512, "text_dim"), tensors.grid
-    frames, patch = max(7, frames), tensors.config.patch_size
-    sounds, words = audio_rows(frames) // AUDIO_CHANNELS, prompt.shape[1]
+    prompt = tensors.text(512, "text_dim")
+    (frames, *size) = tensors.grid
+    frames = max(7, frames)
+    patch = tensors.config.patch_size
+    sounds = audio_rows(frames) // AUDIO_CHANNELS
+    words = prompt.shape[1]
     with torch.device("cpu"):
         *where, _, _ = steps.MiniMaxH3PrepareLayoutStep.build_packed_sequence(
             *(torch.full((words,), 1), frames, *size, sounds, patch, AUDIO_CHANNELS),
@@ -394,7 +400,8 @@ def ltx2(tensors: Tensors) -> Step:
 
 
 def z_image(tensors: Tensors) -> Step:
-    sizes, text = tensors.grid, tensors.text(256, "cap_feat_dim")
+    sizes = tensors.grid
+    text = tensors.text(256, "cap_feat_dim")
     names = ("x", "t")
     return tensors.call("in_channels", *sizes, names=names, first=1, cap_feats=[*text])
 
@@ -403,8 +410,10 @@ def qwen_image21(tensors: Tensors) -> Step:
     """Images behind kept keys of a prompt, as all steps but the first, which makes those."""
     from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
 
-    grid, prompt = tensors.grid, tensors.text(256, "context_in_dim")
-    text, tokens = prompt.shape[1], math.prod(grid)
+    grid = tensors.grid
+    prompt = tensors.text(256, "context_in_dim")
+    text = prompt.shape[1]
+    tokens = math.prod(grid)
     kept = QwenImage21KVCache(tensors.config.num_layers)
     for layer in kept.layer_caches:
         sizes = (1, text, "num_attention_heads", "attention_head_dim")
@@ -422,7 +431,8 @@ def qwen_image21(tensors: Tensors) -> Step:
 
 def kandinsky(tensors: Tensors) -> Step:
     """Videos, in Kandinsky 6 with sound; latents of a picture beside the others."""
-    grid, text = tensors.grid, tensors.text(512, "in_text_dim")
+    grid = tensors.grid
+    text = tensors.text(512, "in_text_dim")
     others: Any = {"text_rope_pos": torch.arange(text.shape[1])}
     if "in_audio_dim" in tensors.config:  # 43 tokens a second
         others = {"audio_hidden_states": tensors.text(218, "in_audio_dim")}
@@ -451,7 +461,8 @@ def cosmos3(tensors: Tensors) -> Step:
     """A video behind 512 text tokens."""
     frames, *size = tensors.grid
     shape = (frames, *(math.ceil(side / 2) for side in size))
-    text, tokens = tensors.text(512, 1).shape[1], math.prod(shape)
+    text = tensors.text(512, 1).shape[1]
+    tokens = math.prod(shape)
     ids = places(*shape).T
     ids[0] += text + tensors.config.unified_3d_mrope_temporal_modality_margin
     prompt, video = torch.arange(text + tokens).split([text, tokens])

@@ -105,7 +105,8 @@ def measured_prices(
 
     Dense and skipped steps are those of any config of the case, others of this one alone.
     """
-    digest, prices = step_digest(config), dict[Action, float]()
+    digest = step_digest(config)
+    prices = dict[Action, float]()
     for record in records:
         if record["case"] != case:
             continue

@@ -55,7 +55,8 @@ def run_timed(
     calls: Sequence[Callable[[], torch.Tensor]], device: torch.device
 ) -> tuple[list[float], list[torch.Tensor]]:
     """One time in ms and one output per call, in order. The host runs ahead of a GPU, as it may."""
-    outputs, marks = [], []
+    outputs = []
+    marks = []
     for call in calls:
         marks.append(mark(device))
         outputs.append(call())
@@ -101,7 +102,8 @@ def breakdown(call: Callable[[], Any], device: torch.device) -> dict[str, float]
 
 def kernels_with_ops(profiler: Any) -> list[tuple[str, str | None, int]]:
     """Every kernel and copy with the op of ours in which the host launched it, and nanoseconds."""
-    events, cpu = profiler.profiler.kineto_results.events(), torch.autograd.DeviceType.CPU
+    events = profiler.profiler.kineto_results.events()
+    cpu = torch.autograd.DeviceType.CPU
     on_host = [event for event in events if event.device_type() == cpu]
     ops = sorted(
         (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())

@@ -85,7 +85,8 @@ ACTIONS: list[ActionName] = [
 LONG_STEP_MS = 4_000
 FEW_ACTIONS = ACTIONS[: ACTIONS.index("skip") + 1]
 COUNTED = 2
-FIRST_SPARSE, LAST_SPARSE = 2, 5
+FIRST_SPARSE = 2
+LAST_SPARSE = 5
 TINY = {"block_size": 16, "schedule.first_dense_layers": 0}  # few tokens and layers
 WAIT = timedelta(minutes=20)  # of the others, while the first process runs alone
 
@@ -224,7 +225,8 @@ class Steps:
     def __init__(
         self, model: FullModel, args: Namespace, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.model, self.device = model, device
+        self.model = model
+        self.device = device
         self.rel_error = 0.0  # the largest one of a dense step so far
         self._changes = TINY if args.tiny else {}
         if args.tiny and dist.is_initialized():
@@ -316,9 +318,11 @@ class Steps:
 
     def parallel(self, with_stock: bool) -> Record | None:
         """Measures with all processes; the first one has the record."""
-        ranks, alone = dist.get_world_size(), None
+        ranks = dist.get_world_size()
+        alone = None
         # Nothing of faithful is sparse: it consists of the same full and skipped steps.
-        sparse, faithful = self.model.nearly_all_sparse(), self.model.qualities()["faithful"]
+        sparse = self.model.nearly_all_sparse()
+        faithful = self.model.qualities()["faithful"]
         if dist.get_rank() == 0:
             alone = self._patched(of_steps(sparse))
         dist.barrier()
@@ -390,7 +394,8 @@ class Steps:
 
     def _stock(self) -> tuple[float, dict[int, torch.Tensor]]:
         """Milliseconds of a step with all branches, and the outputs of the steps to compare."""
-        step, compared = partial(self._step, steps=STEPS), [0, LAST_SPARSE]
+        step = partial(self._step, steps=STEPS)
+        compared = [0, LAST_SPARSE]
         with without_useless_masks(self._transformer), compiled_blocks(self._transformer):
             step(0)  # compiles
             times, outputs = self._timed(step, compared)
@@ -419,7 +424,8 @@ class Steps:
 
     def _patched(self, config: SparsityConfig, parallel: Parallel | None = None) -> Timed:
         """Times the steps of a config's actions on a patched transformer."""
-        device, cuda = self.device, self.device.type == "cuda"
+        device = self.device
+        cuda = self.device.type == "cuda"
         actions = list(config.schedule.actions or ())
         sparse = "sparse" in actions
         timed = [*range(len(actions) - sparse)]  # the last one is profiled
@@ -473,7 +479,8 @@ class Steps:
 
     def _of_session(self, handle: Any) -> Record:
         """The memory, kernels and kept shares of the steps that ran."""
-        report, facts = handle.report, dict[str, Any]()
+        report = handle.report
+        facts = dict[str, Any]()
         pinned = handle._adapters[0].session._pool.host.pinned_bytes
         sparse = [step for step in report.steps if step.action is Action.SPARSE]
         if sparse:
@@ -501,7 +508,8 @@ class Steps:
         """
         from diffusers import ContextParallelConfig
 
-        transformer, ranks = self._transformer, dist.get_world_size()
+        transformer = self._transformer
+        ranks = dist.get_world_size()
         torch._dynamo.reset()
         for name in self.model.blocks:
             for block in getattr(transformer, name)[1:]:

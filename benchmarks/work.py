@@ -59,7 +59,8 @@ class DenseWork:
                 generate()
         finally:
             hook.remove()
-        root, flops = type(transformer).__name__, counter.get_flop_counts()
+        root = type(transformer).__name__
+        flops = counter.get_flop_counts()
         names = {module: f"{root}.{name}" for name, module in transformer.named_modules()}
         names[transformer] = root
 
@@ -90,7 +91,8 @@ class DenseWork:
 
 def _more_than_dense(layer: LayerRecord, plan: SparsityPlan) -> float:
     """The work of one layer's part beyond the dense one; below zero where it did less."""
-    layout, is_sparse = plan.layout, layer.action is Action.SPARSE
+    layout = plan.layout
+    is_sparse = layer.action is Action.SPARSE
     if layer.reason is not None:
         return 0.0
     if layer.part == "attention":
@@ -102,7 +104,8 @@ def _more_than_dense(layer: LayerRecord, plan: SparsityPlan) -> float:
         # Column sums, and the residual, which is what the kept columns lack.
         kept = kept_columns(plan, layer.layer) / layout.tokens * dense
         return dense / (2 * layout.head_dim) + kept
-    kind, tokens = layout.kind(layer.layer), layout.mlp_tokens(layer.layer)
+    kind = layout.kind(layer.layer)
+    tokens = layout.mlp_tokens(layer.layer)
     width = layout.width * kind.intermediate_size
     dense = float(layout.batch * tokens * width * kind.mlp_linears)
     blocks = layout.batch * block_count(tokens, plan.config.block_size)

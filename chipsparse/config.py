@@ -299,7 +299,8 @@ class ScheduleConfig(Validated):
             )
         name = "full_share" if self.full_steps is None else "full_steps"
         for other in PUBLISHED_FORM:
-            value, default = getattr(self, other), getattr(ScheduleConfig, other)
+            value = getattr(self, other)
+            default = getattr(ScheduleConfig, other)
             if value != default:
                 raise ValueError(
                     f"{name} takes the place of {other}, which is {value}: leave one of them out, "

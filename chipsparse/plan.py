@@ -72,7 +72,8 @@ class SparsityPlan:
     @cached_property
     def dense(self) -> Mapping[LayerPart, str]:
         """The reason why the config keeps a part dense at every step, by layer and part."""
-        first, reasons = self.config.schedule.first_dense_layers, {}
+        first = self.config.schedule.first_dense_layers
+        reasons = {}
         for (layer, part), share in self._shares.items():
             if not getattr(self.config, part).is_sparse:
                 reasons[layer, part] = f"{part}.density is dense"

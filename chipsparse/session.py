@@ -211,7 +211,8 @@ class Session:
         generation = self._generation
         generation.plan = plan
         branch = generation.branches.setdefault(context.branch, _Branch(plan))
-        before, branch.conditioning = branch.conditioning, conditioning
+        before = branch.conditioning
+        branch.conditioning = conditioning
         changed = None if conditioning is None else conditioning.change(before)
         if changed is not None:
             self._drop(context.branch)
@@ -269,7 +270,9 @@ class Session:
         return self.state
 
     def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
-        caching, order, tile = not plan.is_dense(), None, self.config.tile
+        caching = not plan.is_dense()
+        order = None
+        tile = self.config.tile
         if caching and tile is not None:
             tokens = grids_order(plan.layout.grids, tile).to(device)
             order = tokens, inverse_order(tokens)
@@ -280,7 +283,8 @@ class Session:
         self, name: str, device: torch.device, demand: MemoryDemand, *, is_first: bool
     ) -> None:
         """Makes room for the caches of a branch, and says which layers run dense without any."""
-        generation, branch = self._generation, self._generation.branches[name]
+        generation = self._generation
+        branch = self._generation.branches[name]
         plan = branch.plan
         self.report.dtype = str(demand.dtype).removeprefix("torch.")
         rates = known_rates(device, demand.dtype)
@@ -309,7 +313,8 @@ class Session:
 
     def say_if_all_dense(self) -> None:
         """Says at the first call, once the reasons are reported, that no layer can run sparse."""
-        notes, self._generation.all_dense = self._generation.all_dense, None
+        notes = self._generation.all_dense
+        self._generation.all_dense = None
         if notes is not None:
             reasons = self.report.all_dense(*notes)
             if reasons is not None:
@@ -317,8 +322,11 @@ class Session:
 
     def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
         """Closes the call; no other branch is known to be called behind the last one."""
-        state, generation = self._open_call(), self._generation
-        plan, context, record = state.plan, state.context, state.record
+        state = self._open_call()
+        generation = self._generation
+        plan = state.plan
+        context = state.context
+        record = state.record
         if isinstance(record.timer, StepTimer):
             record.timer.stop()
         self.recorder.end(self._pool.take_traffic())
@@ -366,7 +374,8 @@ class Session:
 
     def skipped_output(self) -> torch.Tensor:
         """Return the output of a skipped call: its branch's last one, or a forecast from it."""
-        state, held = self._open_call(), self._generation.held
+        state = self._open_call()
+        held = self._generation.held
         share = state.plan.schedule.forecast_share(state.context.step)
         reach = share * held.reach(state.branch, state.context.time) if share else 0.0
         state.record.forecast = reach != 0.0
@@ -410,11 +419,15 @@ class Session:
 
         Empty before the first refresh and after the last step, which frees the caches.
         """
-        kept, caches, generation = [], self._caches, self._generation
-        read, ahead = frozenset({"columns"}), frozenset[str]()
+        kept = []
+        caches = self._caches
+        generation = self._generation
+        read = frozenset({"columns"})
+        ahead = frozenset[str]()
         for branch, layer in list(caches):
             if (layers is None or layer in layers) and caches.has(branch, layer, "columns"):
-                layout, place = generation.branches[branch].plan.layout, (self.name, branch, layer)
+                layout = generation.branches[branch].plan.layout
+                place = (self.name, branch, layer)
                 with caches.acquire(branch, layer, "attention", read, ahead) as cache:
                     kept.append(generation.budgets.kept(cache.columns, layout, place))
         return kept

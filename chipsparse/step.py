@@ -86,7 +86,8 @@ class PositionTracker:
     def _start(self, schedule: Any, steps: int | None) -> None:
         self._generation += 1
         self._finished = False
-        self._schedule, self._steps = schedule, steps
+        self._schedule = schedule
+        self._steps = steps
         values = schedule.tolist() if hasattr(schedule, "tolist") else schedule
         self._values: list[float] = [] if values is None else list(values)
         self._last_step: dict[str, int] = {}

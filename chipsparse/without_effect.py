@@ -28,11 +28,14 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
     A field asks for something where it has neither its default nor what the named quality gives it
     (`SparsityConfig.usual`).
     """
-    config, rules, usual = plan.config, plan.config.schedule, plan.config.usual
+    config = plan.config
+    rules = plan.config.schedule
+    usual = plan.config.usual
     fields: dict[str, list[str]] = {}
     for path, reason in _reasons(plan, on_cpu).items():
         field = attrgetter(path)
-        value, default = field(config), field(SparsityConfig())
+        value = field(config)
+        default = field(SparsityConfig())
         is_usual = usual is not None and value == field(usual)
         if reason is None or is_usual or value in OFF or value == default:
             continue
@@ -62,7 +65,8 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
 def _reasons(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
     """Return why each field is without effect; None where it has one."""
     config = plan.config
-    columns, neurons = _why_not_sparse(plan, "attention"), _why_not_sparse(plan, "mlp")
+    columns = _why_not_sparse(plan, "attention")
+    neurons = _why_not_sparse(plan, "mlp")
     dense = NOTHING_SPARSE if plan.is_dense() else None
     cpu = "this device is a CPU" if on_cpu else None
     never = "memory.offload is never" if config.memory.offload == "never" and not on_cpu else None

@@ -107,7 +107,8 @@ class ClipMaker:
         Each named ``way`` to generate is warmed up before its first clip. ``work`` is the name in
         the plan of the progress, and ``step_costs`` are relative times (none: all alike).
         """
-        pipe, arguments = self.pipe, self.arguments(prompt)
+        pipe = self.pipe
+        arguments = self.arguments(prompt)
         if way is not None and way not in self._warm:
             with self.progress.stage(f"{title}: warming up"):
                 warm_up(pipe, arguments, seed=seed, report=report, check=self.progress.check)
@@ -367,7 +368,8 @@ def step_costs(plan: SparsityPlan, *, first: int = 0) -> list[float]:
 
 def planned_share(plan: SparsityPlan, dense: DenseParts) -> float:
     """Operations of a whole generation over those of a dense one, as far as known beforehand."""
-    costs, actions = _action_costs(plan, dense), plan.actions()
+    costs = _action_costs(plan, dense)
+    actions = plan.actions()
     return sum(costs[action] for action in actions) / (len(actions) * costs[Action.DENSE])
 
 

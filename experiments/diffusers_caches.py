@@ -167,7 +167,8 @@ def _warnings() -> Iterator[list[str]]:
                 warnings.append(sentence)
 
     # Not all of diffusers: what its pipelines warn of may quote the prompt.
-    logger, ear = logging.getLogger("diffusers.hooks"), Ear(logging.WARNING)
+    logger = logging.getLogger("diffusers.hooks")
+    ear = Ear(logging.WARNING)
     before = logger.level, logger.propagate
     logger.addHandler(ear)
     logger.setLevel(logging.WARNING)

@@ -125,7 +125,8 @@ class Experiment:
         known = self.record(way, sample)
         if known is not None:
             return Clip(way, sample, known)
-        made, dense = None, None
+        made = None
+        dense = None
         try:
             made, record = self._make(way, sample)
         except Exception as error:
@@ -149,7 +150,8 @@ class Experiment:
 
     def _make(self, way: Way, sample: Sample) -> tuple[Generation, ClipRecord]:
         """A clip, and its record without its quality."""
-        pipe, label = self.maker.pipe, sample.label
+        pipe = self.maker.pipe
+        label = sample.label
         if label is None:
             label = f"prompt {sample.index + 1} of {len(self.samples)}"
         with way.apply(pipe) as applied:
@@ -206,7 +208,8 @@ class Experiment:
         """The frames of a dense clip; None where they lie in a file of the first process."""
         if self._frames is not None and self._frames[0] == sample:
             return self._frames[1]
-        file, ranks = self.store.dense_file(sample.name), self.store.ranks
+        file = self.store.dense_file(sample.name)
+        ranks = self.store.ranks
         if file is not None and ranks.first(file.is_file):
             if ranks.writes:
                 self._frames = sample, np.load(file)

@@ -125,7 +125,8 @@ def _video(a: Video) -> torch.Tensor:
 
 
 def _pair(a: Video, b: Video) -> tuple[torch.Tensor, torch.Tensor]:
-    first, second = _video(a), _video(b)
+    first = _video(a)
+    second = _video(b)
     if first.shape != second.shape:
         shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
         raise ValueError(f"the videos differ in shape: {shapes}")
@@ -162,11 +163,13 @@ def _flickers(clip: np.ndarray) -> list[float]:
 def _frame_ssim(a: torch.Tensor, b: torch.Tensor) -> float:
     """The SSIM of two frames `[H, W, C]`."""
     x, y = (frame.double().permute(2, 0, 1).unsqueeze(1) for frame in (a, b))  # [C, 1, H, W]
-    mean_x, mean_y = _blur(x), _blur(y)
+    mean_x = _blur(x)
+    mean_y = _blur(y)
     variance_x = _blur(x * x) - mean_x * mean_x
     variance_y = _blur(y * y) - mean_y * mean_y
     covariance = _blur(x * y) - mean_x * mean_y
-    c1, c2 = SSIM_K1**2, SSIM_K2**2
+    c1 = SSIM_K1**2
+    c2 = SSIM_K2**2
     luminance = (2 * mean_x * mean_y + c1) / (mean_x * mean_x + mean_y * mean_y + c1)
     structure = (2 * covariance + c2) / (variance_x + variance_y + c2)
     return float((luminance * structure).mean())

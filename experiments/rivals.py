@@ -22,7 +22,9 @@ from chipsparse.experiments.other_attention import other_attention
 from chipsparse.experiments.store import Store
 from chipsparse.pipelines.diffusers_hooks import transformers_of
 
-FLOOR, MAG, SEA = "floor", "MagCache", "SeaCache"
+FLOOR = "floor"
+MAG = "MagCache"
+SEA = "SeaCache"
 CALIBRATION = "MagCache, calibration"
 CALIBRATION_SEED = 2**32  # of noise that no clip has
 # On the bundled models the slow settings skip about half of the steps, the fast ones two thirds.

@@ -79,5 +79,6 @@ def interval(
     def at(share: float) -> float | None:
         return finite(resampled[max(0, math.ceil(share * len(resampled)) - 1)])
 
-    low, high = at((1 - level) / 2), at((1 + level) / 2)
+    low = at((1 - level) / 2)
+    high = at((1 + level) / 2)
     return Estimate(value=finite(reduce(series)), low=low, high=high)

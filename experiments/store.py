@@ -37,7 +37,8 @@ class Store:
         dense: Path | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.path, self.kind = path, kind
+        self.path = path
+        self.kind = kind
         self.about: dict[str, Any] = json.loads(json.dumps(about or {}))
         self.ranks = ranks or Ranks()
         self._dense = dense or (None if path is None else path.with_name(f"{path.stem}-dense"))

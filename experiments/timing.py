@@ -23,16 +23,19 @@ from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 
 REPEATS = 10
-LONG_MS, LONG_REPEATS = 100.0, 3
+LONG_MS = 100.0
+LONG_REPEATS = 3
 # Below this a launch from Python may take as long as the kernel.
 SHORT_MS = 1.0
 # Long enough for the clocks of a GPU to rise, and for a replay to hide its own start.
-WARM_UP_MS, REPLAY_MS = 50.0, 2.0
+WARM_UP_MS = 50.0
+REPLAY_MS = 2.0
 MOST_LAUNCHES = 100
 
 # What rates are measured on: sides of square matrices and tokens of attention, heads, bytes.
 SIDE = 8192
-HEADS, HEAD_DIM = 8, 128
+HEADS = 8
+HEAD_DIM = 128
 COPIED = 256 << 20
 
 Call = Callable[[], Any]

@@ -81,7 +81,9 @@ class FirstLayerCall(Call[R_co]):
 
     def check_first_layer(self, *, activated: bool) -> None:
         """Raises ``ValueError`` unless all fit; ``activated`` where the activation is needed."""
-        hidden, weight, bias = self.hidden, self.weight, self.bias
+        hidden = self.hidden
+        weight = self.weight
+        bias = self.bias
         check_block_size(block_size=self.block_size)
         check_floating(hidden=hidden)
         if hidden.dim() != 3:

@@ -39,8 +39,10 @@ class Launch:
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: Any, **constants: Any) -> None:
-        self._kernel, self._grid = kernel, grid
-        self._numbers, self._constants = numbers, constants
+        self._kernel = kernel
+        self._grid = grid
+        self._numbers = numbers
+        self._constants = constants
         # Where it ran, and the launch of what was compiled there with all that it takes at the end.
         self._device: int | None = None
         self._again: tuple[Callable[..., None], tuple[Any, ...]] | None = None
@@ -60,7 +62,9 @@ class Launch:
             run, rest = self._again
             run(*arguments, *rest)
             return
-        kernel, grid, constants = self._kernel, self._grid, self._constants
+        kernel = self._kernel
+        grid = self._grid
+        constants = self._constants
         arguments = (*arguments, *self._numbers)
         if compiled is not None:
             compiled.append((kernel, kernel.warmup(*arguments, grid=grid, **constants)))

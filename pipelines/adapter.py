@@ -103,7 +103,8 @@ class PatchedTransformer(WholePatched):
     @contextlib.contextmanager
     def cache_context(self, name: str, **kwargs: Any) -> Iterator[None]:
         adapter = self.chipsparse_adapter
-        outer, adapter.named_position = adapter.named_position, {"name": name, **kwargs}
+        outer = adapter.named_position
+        adapter.named_position = {"name": name, **kwargs}
         named = getattr(super(), "cache_context", None)  # not every model has caches
         try:
             with contextlib.nullcontext() if named is None else named(name, **kwargs):
@@ -167,7 +168,8 @@ class ModelAdapter(PatchedFamily):
         self._guided_generation = 0
         self._guided_batch: int | None = None
         self._is_scheduled = True
-        self._corrects, self._corrected_generation = False, 0
+        self._corrects = False
+        self._corrected_generation = 0
         self._state: ModelState | None = None
         self._recomputed = 0  # times that the model became one that computes something else
         self._guidance_scales = GuidanceScales()
@@ -305,7 +307,8 @@ class ModelAdapter(PatchedFamily):
     def _calling(self) -> Iterator[None]:
         """Around a call: an error frees the caches, and ends the other processes' calls."""
         with self.turn.only(type(self.transformer).__name__):
-            outer, self.is_calling = self.is_calling, True
+            outer = self.is_calling
+            self.is_calling = True
             try:
                 yield
             except BaseException as error:
@@ -384,7 +387,8 @@ class ModelAdapter(PatchedFamily):
 
     def _say_what_was_unseen(self, state: StepState, arguments: dict[str, Any]) -> None:
         """Reports layers of a sparse call that others than ours computed, or passed over."""
-        plan, record = state.plan, state.record
+        plan = state.plan
+        record = state.record
         if not (state.caching and record.action is Action.SPARSE) or record.replayed:
             return
         passes_over = any(arguments.get(name) is not None for name in PASSES_OVER)
@@ -414,7 +418,8 @@ class ModelAdapter(PatchedFamily):
             )
 
     def _locate(self, arguments: dict[str, Any]) -> StepContext:
-        loop, named = self._loop, self.named_position
+        loop = self._loop
+        named = self.named_position
 
         def read_in(schedule: Any) -> float:
             return self.scheduled_timestep(self.own_timestep(arguments), schedule)
@@ -446,7 +451,8 @@ class ModelAdapter(PatchedFamily):
 
     def _say_what_is_unknown(self, context: StepContext) -> None:
         """Reports of a call that the scheduler does not run what is not known for this reason."""
-        plan, report = self.session.plan, self.session.report
+        plan = self.session.plan
+        report = self.session.report
         if self._is_scheduled or plan is None or not wants_sparse(plan.config):
             return
         if not context.placed:
@@ -489,7 +495,8 @@ class ModelAdapter(PatchedFamily):
         """Notes how the call computes; where that changes in a generation, caches start anew."""
         goes_on = generation == self._executed_generation
         before = self.execution if goes_on else execution
-        self.execution, self._executed_generation = execution, generation
+        self.execution = execution
+        self._executed_generation = generation
         if execution == before:
             return
         plan = self.session.plan
@@ -578,7 +585,8 @@ class ModelAdapter(PatchedFamily):
 
     def _is_guided(self) -> bool:
         """Return whether each step also computes without the prompt, as far as the loop tells."""
-        branches, arguments = self._loop.branches(), self._loop.arguments
+        branches = self._loop.branches()
+        arguments = self._loop.arguments
         if branches is None:
             return arguments is not None and self.is_guided(self._loop.pipe, arguments)
         return branches > 1
@@ -642,7 +650,8 @@ class ModelAdapter(PatchedFamily):
         active = attention_dispatch._AttentionBackendRegistry._active_backend
         if any((other or active) not in PYTORCH_ATTENTION for other in self._unpatched_backends):
             return False
-        device, dtype = self.execution.device, self.execution.dtype
+        device = self.execution.device
+        dtype = self.execution.dtype
         if self.masks_text(arguments) and device.type == "cuda":
             return True
         is_faster = faster_than_the_library(device, dtype, layout.tokens, layout.head_dim)
@@ -724,7 +733,8 @@ class ModelAdapter(PatchedFamily):
 
     def _wants_contiguous_channels(self) -> bool:
         """Return whether the GPU kernels run, which want second weights of another layout."""
-        device, dtype = self.execution.device, self.execution.dtype
+        device = self.execution.device
+        dtype = self.execution.dtype
         on_gpu = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
         return on_gpu and self.session.config.backend != "reference"
 

@@ -159,7 +159,8 @@ def parallel_feed_forward(
     width = hidden.shape[-1] - channels
     site: Any = runner.feed_forward_sites[layer]
     weights, projection, bias = site.parallel_weights(width, dtype)
-    attention, own = hidden[..., :width], hidden[..., width:]
+    attention = hidden[..., :width]
+    own = hidden[..., width:]
 
     def project() -> torch.Tensor:
         # As rows of one matrix: for others a linear adds its bias by another pass over the result.
@@ -180,7 +181,8 @@ def attention_backend(other: Any = None) -> Any:
     value = BACKEND_NAME if over is None else f"{BACKEND_NAME}_over_{over.value}"
     if value not in names._value2member_map_:
         member = str.__new__(names, value)
-        member._name_, member._value_ = value.upper(), value
+        member._name_ = value.upper()
+        member._value_ = value
         member.is_chipsparse = True
         names._member_map_[member._name_] = member
         names._member_names_.append(member._name_)
@@ -275,7 +277,9 @@ def _read_tag(
             "chipsparse.enable()"
         )
     elif mask is not None and mask.dtype == torch.int64 and mask.ndim == 1:
-        tag, mask, ours = mask, None, True
+        tag = mask
+        mask = None
+        ours = True
     else:
         return None, mask
     return (tag if ours and not other_kind else None), mask

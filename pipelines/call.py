@@ -69,7 +69,8 @@ class _Ended(BaseException):
 @contextmanager
 def _steps_watched(scheduler: Any, on_step_end: OnStepEnd) -> Iterator[None]:
     """Tells of each call of the scheduler's ``step``: there is one at the end of each step."""
-    own, done = scheduler.step, 0
+    own = scheduler.step
+    done = 0
 
     def step(*args: Any, **kwargs: Any) -> Any:
         nonlocal done

@@ -40,7 +40,8 @@ class StepCorrection:
     """
 
     def __init__(self, report: GenerationReport, copies: Callable[[], bool]) -> None:
-        self._report, self._copies = report, copies
+        self._report = report
+        self._copies = copies
         self._wanted: list[Any] = []
         self._followed: dict[int, _Followed] = {}
         self._stepped: StepRecord | None = None  # the last call that a wrapped step came after
@@ -158,7 +159,8 @@ class StepCorrection:
 
 def why_not_corrected(scheduler: Any) -> str | None:
     """Return why steps of a scheduler cannot be put right: known are solvers of a straight flow."""
-    name, config = type(scheduler).__name__, getattr(scheduler, "config", {})
+    name = type(scheduler).__name__
+    config = getattr(scheduler, "config", {})
     known = solver_class(scheduler)
     if scheduler is None:
         return "the pipeline has no scheduler"

@@ -125,7 +125,8 @@ class DenoisingLoop:
         self, loop: Literal["own", "user's", "left"], scheduler: Any = None
     ) -> Iterator[None]:
         outer = self._running_loop, self._other_scheduler
-        self._running_loop, self._other_scheduler = loop, scheduler
+        self._running_loop = loop
+        self._other_scheduler = scheduler
         try:
             yield
         finally:
@@ -184,7 +185,8 @@ class ModularLoop(DenoisingLoop):
     @contextlib.contextmanager
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
         """Around a call of the pipeline. Guiders and blocks may be exchanged between calls."""
-        patches, components = Patches(), self.pipe.components
+        patches = Patches()
+        components = self.pipe.components
         guiders = [part for part in components.values() if isinstance(part, BaseGuidance)]
         try:
             for guider in guiders:
@@ -202,7 +204,8 @@ class ModularLoop(DenoisingLoop):
             raise
         finally:
             patches.undo()
-            self._timestep, self._batches = None, ()
+            self._timestep = None
+            self._batches = ()
 
     def _noting_batches(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         def prepared(*args: Any, **kwargs: Any) -> Any:
@@ -213,7 +216,8 @@ class ModularLoop(DenoisingLoop):
 
     def _noting_step(self, loop_step: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            self._timestep, self._batches = kwargs.get("t"), ()
+            self._timestep = kwargs.get("t")
+            self._batches = ()
             return loop_step(*args, **kwargs)
 
         return step

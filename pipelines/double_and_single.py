@@ -25,15 +25,18 @@ class DoubleAndSingleBlocks(ModelAdapter):
         return [*self._model.transformer_blocks, *self._model.single_transformer_blocks]
 
     def feed_forwards(self) -> list[FeedForwardSite]:
-        double, single = self._model.transformer_blocks, self._model.single_transformer_blocks
+        double = self._model.transformer_blocks
+        single = self._model.single_transformer_blocks
         layers = [FeedForwardModule(block, "ff", self.mlp_parts) for block in double]
         return [*layers, *map(self.single_mlp, single)]
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
         """Double and single blocks; the text has a feed-forward layer of its own in double ones."""
-        double, single = config["num_layers"], config["num_single_layers"]
-        width, linears = cls.neurons(config), cls.mlp_linears
+        double = config["num_layers"]
+        single = config["num_single_layers"]
+        width = cls.neurons(config)
+        linears = cls.mlp_linears
         return (
             LayerKind("double", double, width, mlp_sees_text=False, mlp_linears=linears),
             LayerKind("single", single, width, mlp_linears=linears),

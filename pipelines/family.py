@@ -88,7 +88,8 @@ class ModelFamily:
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
         """The kinds of its blocks in order; here one, as the class says."""
-        layers, width = config["num_layers"], cls.neurons(config)
+        layers = config["num_layers"]
+        width = cls.neurons(config)
         return (
             LayerKind("block", layers, width, cls.mlp_sees_text, cls.mlp_linears, cls.projections),
         )
@@ -140,7 +141,8 @@ class ModelFamily:
         cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
     ) -> ModelLayout:
         """The sizes of a call of an unloaded model: latents behind the VAE, text with padding."""
-        grids, text_tokens = cls.grids(config, latents), cls.planned_text(text_tokens, latents)
+        grids = cls.grids(config, latents)
+        text_tokens = cls.planned_text(text_tokens, latents)
         return cls.sizes(config, grids=grids, text_tokens=text_tokens, batch=batch)
 
     @classmethod

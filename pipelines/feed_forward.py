@@ -240,9 +240,11 @@ class ParallelFeedForward(FeedForwardSite):
         first = part_of(up.weight, own), None if up.bias is None else up.bias[own]
         second = part_of(out.weight, columns=slice(width, None)), None
         weights = self._made(first, second, (), dtype)
-        projection, bias = part_of(out.weight, columns=slice(width)), out.bias
+        projection = part_of(out.weight, columns=slice(width))
+        bias = out.bias
         if self._form.fp8 is None:
-            projection, bias = autocast(projection, dtype), autocast(bias, dtype)
+            projection = autocast(projection, dtype)
+            bias = autocast(bias, dtype)
         return weights, projection, bias
 
     def form(self) -> Form | str:

@@ -22,7 +22,8 @@ def with_flow_shift(scheduler: Any, shift: float) -> Any:
     """
     if not 0.0 < shift < math.inf:
         raise ValueError(f"the flow shift must be above 0 and finite, got {shift}")
-    config, name = scheduler.config, type(scheduler).__name__
+    config = scheduler.config
+    name = type(scheduler).__name__
     if config.get("use_dynamic_shifting"):
         raise ValueError(f"{name} takes its flow shift from the size here (use_dynamic_shifting)")
     for spacing in SPACINGS:

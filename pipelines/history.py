@@ -78,7 +78,8 @@ class HistoryAdapter(ModelAdapter):
         self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         """Forward hook of the rotary embedding, which the model calls for each part."""
-        indices, order = kwargs.get("frame_indices", args[0] if args else None), self.video_order()
+        indices = kwargs.get("frame_indices", args[0] if args else None)
+        order = self.video_order()
         if order is None or indices is not self._present:
             return None
         return self.ordered_places(output, order)

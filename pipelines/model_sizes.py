@@ -46,7 +46,8 @@ class Configs(Protocol):
 
 def check_sizes(settings: Sizes, model: Configs) -> None:
     """Raise `UserError` for a size that the model cannot do, with the nearest that it can."""
-    chunks, (time, *patches) = frame_chunks(model.vae_config), pixels_of_patch(model)
+    chunks = frame_chunks(model.vae_config)
+    (time, *patches) = pixels_of_patch(model)
     longest = model.transformer_config.get("rope_max_seq_len")
     # Of each size: the number that it is to be a multiple of, plus a rest, and the largest.
     rules: dict[str, tuple[int, int, float]] = {}
@@ -57,7 +58,8 @@ def check_sizes(settings: Sizes, model: Configs) -> None:
         most = chunks.frames_of(longest * time) if longest else math.inf
         rules["num_frames"] = chunks.frames, chunks.first, most
     for name, (multiple, rest, most) in rules.items():
-        option, size = SIZE_OPTIONS[name], getattr(settings, name)
+        option = SIZE_OPTIONS[name]
+        size = getattr(settings, name)
         if size is None:
             continue
         if size > most:

@@ -27,7 +27,8 @@ class OneThread:
         """Keeps other threads out of the block: a `RuntimeError` names what they call."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(f"this {name} is in use by another thread; {remedy}")
-        before, self._thread = self._thread, threading.get_ident()
+        before = self._thread
+        self._thread = threading.get_ident()
         try:
             yield
         finally:

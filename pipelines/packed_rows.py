@@ -23,7 +23,8 @@ def read_video(
     full grid of rows that follow each other. Its rows are int64 ``[V]`` in raster order, on the
     host. Raises `ValueError` where the last video rows form no grid.
     """
-    positions, video = position_ids.cpu(), video_indices.cpu()
+    positions = position_ids.cpu()
+    video = video_indices.cpu()
     if video.numel() == 0:
         raise ValueError(
             f"the packed sequence has no video rows, so nothing can run sparse; {DISABLE}"

@@ -25,7 +25,8 @@ def leading_tokens(mask: torch.Tensor) -> tuple[int, ...] | None:
     The mask is not 0 where a token is valid. None where a sample has valid tokens behind padding.
     """
     valid = mask.bool().cpu()
-    lengths, places = valid.sum(dim=1), torch.arange(valid.shape[1], device="cpu")
+    lengths = valid.sum(dim=1)
+    places = torch.arange(valid.shape[1], device="cpu")
     if not torch.equal(valid, places < lengths[:, None]):
         return None
     return tuple(lengths.tolist())

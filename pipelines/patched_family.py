@@ -49,7 +49,8 @@ class PatchedFamily(ModelFamily):
 
     def layout(self, arguments: dict[str, Any]) -> ModelLayout:
         """The sizes of a call with these arguments of the transformer's ``forward``."""
-        grids, text_tokens = self.called_grids(arguments), self.text_tokens(arguments)
+        grids = self.called_grids(arguments)
+        text_tokens = self.text_tokens(arguments)
         batch = len(self.latents(arguments))
         return self.sizes(self._model.config, grids=grids, text_tokens=text_tokens, batch=batch)
 

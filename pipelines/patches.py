@@ -24,7 +24,8 @@ class Patches:
             self._undo.pop()()
 
     def set_attribute(self, target: Any, name: str, value: Any) -> None:
-        had, old = name in vars(target), vars(target).get(name)
+        had = name in vars(target)
+        old = vars(target).get(name)
         setattr(target, name, value)
         self.add_undo(lambda: setattr(target, name, old) if had else delattr(target, name))
 

@@ -75,7 +75,8 @@ def _hands_on(forward: Any, overridden: Any) -> bool:
     kinds = [parameter.kind for parameter in taken.values()][1:]
     if kinds == [Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD]:
         return True
-    own, stock = inspect.unwrap(forward), inspect.unwrap(overridden)
+    own = inspect.unwrap(forward)
+    stock = inspect.unwrap(overridden)
     calls = own is stock or "forward" in getattr(getattr(own, "__code__", None), "co_names", ())
     return calls and (Parameter.VAR_KEYWORD in kinds or taken.keys() >= known.keys())
 

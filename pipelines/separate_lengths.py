@@ -39,7 +39,9 @@ class SeparateLengths(ModelAdapter):
         """Runs the transformer once for each length of prompt where anything may be sparse."""
         arguments = self.named(args, kwargs)
         lengths = self.prompt_lengths(arguments)
-        self.lengths, self._branches, self._samples = lengths, 1, None
+        self.lengths = lengths
+        self._branches = 1
+        self._samples = None
         distinct = list(dict.fromkeys(lengths or ()))
         together = len(distinct) < 2 or torch.is_grad_enabled()
         if not together and self.split is None:  # the model masks them where nothing is sparse
@@ -52,7 +54,8 @@ class SeparateLengths(ModelAdapter):
         self._branches = len(distinct)
         position = {"name": "call", **self.named_position}
         samples = lengths or []
-        outputs, order = [], []
+        outputs = []
+        order = []
         # Of a guided batch, each half has the same videos or images.
         guided = self._loop.branches() is None and self._is_guided() and len(samples) % 2 == 0
         videos = len(samples) // 2 if guided else len(samples)

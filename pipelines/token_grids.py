@@ -65,7 +65,8 @@ def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
 def _matching(ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> int:
     """The number of leading ids that lie at these rows and columns seen from the first."""
     shift = torch.zeros(ids.shape, dtype=torch.int64, device="cpu")
-    shift[:, 1], shift[:, 2] = row, column
+    shift[:, 1] = row
+    shift[:, 2] = column
     # Half precision cannot hold every whole number: round as the pipeline did.
     expected = (ids[0].double() + shift).to(ids.dtype)
     different = (ids != expected).any(dim=1).nonzero()

@@ -128,7 +128,9 @@ class Tape:
         self._operations = []
         # Memory by the number of its storage: made by the call, and all other, with what that held
         # before the call wrote to it. They are kept, so that the numbers stay theirs.
-        self._own, self._outside, self._before = {}, {}, {}
+        self._own = {}
+        self._outside = {}
+        self._before = {}
         self._held = {}  # how often the tape itself holds outside memory
 
     @contextlib.contextmanager

@@ -59,7 +59,8 @@ class Page:
     @property
     def anchors(self):
         """The fragments by which GitHub knows the headings."""
-        anchors, seen = set(), Counter()
+        anchors = set()
+        seen = Counter()
         for heading, content in zip(self.tokens, self.tokens[1:], strict=False):
             if heading.type != "heading_open":
                 continue

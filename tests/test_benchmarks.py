@@ -204,7 +204,8 @@ def test_steps_of_a_small_model(case, uncompiled, tmp_path):
         assert first["actions"] == {"dense": 1, "refresh": 5, "sparse": 44}
         # The same steps are measured once.
         assert first["sparse_ms"] == by_name["published"]["sparse_ms"]
-        balanced, fast = by_name["balanced"], by_name["fast"]
+        balanced = by_name["balanced"]
+        fast = by_name["fast"]
         assert balanced["sparse_ms"] == fast["sparse_ms"]
         assert balanced["step_config"] == fast["step_config"] != first["step_config"]
         assert balanced["config"] != fast["config"]

@@ -29,8 +29,10 @@ COMMANDS = typer.main.get_command(app).commands
 TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
 GROUPS = [name for name, value in vars(SparsityConfig()).items() if hasattr(value, "__dict__")]
 FIELD = re.compile(rf"(?:{'|'.join(GROUPS)})\.(?!py\b)\w+(?:: .*)?")
-MOST_COLUMNS, LONGEST_CELL = 9, 240
-README_LINES, MOST_WORDS = 90, 13_400  # words outside of generated tables
+MOST_COLUMNS = 9
+LONGEST_CELL = 240
+README_LINES = 90
+MOST_WORDS = 13_400  # outside of generated tables
 NAMES = {"ids": lambda page: str(page.path.relative_to(ROOT))}
 each_page = pytest.mark.parametrize("page", PAGES, **NAMES)
 each_user_page = pytest.mark.parametrize("page", USER_PAGES, **NAMES)
@@ -191,7 +193,8 @@ def test_every_table_has_one_place():
 
 
 def test_the_command_writes_what_has_changed(tmp_path, monkeypatch, capsys):
-    path, page = tmp_path / "page.md", Page(ROOT / "docs" / "config.md")
+    path = tmp_path / "page.md"
+    page = Page(ROOT / "docs" / "config.md")
     path.write_text(page.text.replace("| `0.1` |", "| `0.2` |"))
     monkeypatch.setattr(write_tables, "pages", lambda: [path])
     write_tables.main()

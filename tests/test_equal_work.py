@@ -110,7 +110,8 @@ def test_the_work_of_caches_is_what_pytorch_computes(name):
     dense = DenseWork.measured(wan.transformer, lambda: generate(wan, 2))
     (entry,) = (each for each in equal_work.entries(STEPS, []) if str(each) == name)
     run = CacheRun(wan, STEPS, tuple(1 - 0.01 * i for i in range(STEPS)))
-    made, counter = Counter(), WorkCounter(wan.transformer)
+    made = Counter()
+    counter = WorkCounter(wan.transformer)
     with equal_work.with_cache(run, entry, made, lambda f: f), counter:
         generate(wan, STEPS)
     assert counter.multiply_adds < 0.95 * 2 * STEPS * dense.call

@@ -17,7 +17,8 @@ def test_caches_of_attention_are_a_sum_over_layers():
     (grid,) = layout.grids
     tokens = math.prod(grid) + 256
     blocks = math.ceil(tokens / 128)
-    heads, channels = 24, 24 * 128
+    heads = 24
+    channels = 24 * 128
     residual = tokens * channels * 2
     lse = heads * tokens * 4
     columns = heads * blocks * math.ceil(tokens / 8)

@@ -91,7 +91,8 @@ def test_clips_depend_on_their_seed_alone(images):
 def test_a_cover_has_its_area_and_moves_its_way(images, shape, area):
     still = Scene((layer(), layer(photograph=3, shape=shape)))  # white over black
     moving = Scene((layer(), layer(photograph=3, shape=shape, drift=0)))
-    size, radius = (96, 96, 64), 0.2 * 96
+    size = (96, 96, 64)
+    radius = 0.2 * 96
     masks = [(draw(scene, images, size).mean(0) > 0).float() for scene in (still, moving)]
     assert torch.equal(masks[0][0], masks[0][63])
     assert masks[0][0].sum() == pytest.approx(area * radius**2, rel=0.05)
@@ -194,7 +195,8 @@ def test_tables_compare_on_the_same_clips():
     ]
     rows = {(row["method"], row["setting"]): row for row in evaluate.rows_of(clips)}
     assert list(rows) == [(SKIPS, "low"), (OURS, "one"), (SKIPS, "high"), ("MagCache", "a")]
-    ours, mag = rows[OURS, "one"], rows["MagCache", "a"]
+    ours = rows[OURS, "one"]
+    mag = rows["MagCache", "a"]
     assert (ours["ahead"], ours["worst ahead"]) == (pytest.approx(3.5), pytest.approx(3.5))
     assert (ours["D"], ours["S"], ours["skipped"], ours["clips"]) == (20, 10, 20, 1)
     assert (mag["psnr"], mag["worst"], mag["ahead"]) == (32.0, 31.0, 32.0 - 24.5)
@@ -383,7 +385,8 @@ def test_a_simulated_rule_computes_what_our_sparse_layers_do(folder):
 
     rules = {rule.name: rule for rule in mlp_rules.RULES}
     by_rule = clip(dense, rules["30 % of the neurons"])
-    by_kernels, by_none = clip(sparse), clip(dense)
+    by_kernels = clip(sparse)
+    by_none = clip(dense)
     assert (by_rule - by_kernels).norm() < 1e-3 * (by_none - by_kernels).norm()
     assert not any("forward" in vars(block.ffn) for block in pipe.transformer.blocks)
     assert torch.equal(clip(dense), by_none)

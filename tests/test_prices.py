@@ -143,9 +143,11 @@ def test_sparse_mlps_that_were_not_run_are_as_far_off_as_dense_ones(monkeypatch)
     thirty = BALANCED.override({"mlp.density": 0.3})
     monkeypatch.setattr(prices, "full_size_records", lambda: [speed("balanced", BALANCED, 14.0)])
     known = evaluate.known_prices()
-    found, own = known[step_digest(thirty)], known[step_digest(BALANCED)]
+    found = known[step_digest(thirty)]
+    own = known[step_digest(BALANCED)]
     assert (own.measured, found.measured) == (True, False)
-    computed, expected = computed_prices(BALANCED).by_action, computed_prices(thirty).by_action
+    computed = computed_prices(BALANCED).by_action
+    expected = computed_prices(thirty).by_action
     off = 0.14 / computed[Action.SPARSE]
     assert found.by_action[Action.SPARSE] == pytest.approx(off * expected[Action.SPARSE])
     assert found.by_action[Action.REFRESH] == pytest.approx(1.15)

@@ -89,7 +89,9 @@ def drawn_round(number):
 
 
 def drawn_call(draw, family, ways):
-    steps, events, fault = draw.randint(6, 9), [], None
+    steps = draw.randint(6, 9)
+    events = []
+    fault = None
     # In inference mode nothing can be made that has a gradient outside.
     changes = CHANGES[1:] if "inference mode" in ways else CHANGES
     if draw.random() < 0.35:
@@ -107,7 +109,9 @@ class Stage:
     """A pipeline in the middle of a round, and what users change; ``undo`` takes changes back."""
 
     def __init__(self, pipe, undo):
-        self.pipe, self.undo, self.handle = pipe, undo, None
+        self.pipe = pipe
+        self.undo = undo
+        self.handle = None
 
     def lora(self, draw, _given):
         model = draw.choice(transformers_of(self.pipe))
@@ -173,14 +177,16 @@ WITHIN = ("guidance", "prompt", "disable", "interrupt")  # a call, not before it
 
 def play(round_, pipe, recorder=None):
     """The outcomes of a round and what it left on the modules; without recorder the reference."""
-    before, ways = facts_of(pipe), round_.ways if recorder is not None else ()
+    before = facts_of(pipe)
+    ways = round_.ways if recorder is not None else ()
     with ExitStack() as undo:
         stage = Stage(pipe, undo)
         outcomes = [play_call(stage, round_, call, ways, recorder) for call in round_.calls]
         if "one handle" in ways:  # changes are taken back before or after it ends
             undo.close()
         stage.disable(None, None)
-    names, after = {name for call in round_.calls for _, name, _ in call.events}, facts_of(pipe)
+    names = {name for call in round_.calls for _, name, _ in call.events}
+    after = facts_of(pipe)
     ignored = "weight" if names & {"weights", "lora"} else "nothing"
     left = [name for name in before | after if before.get(name) != after.get(name)]
     return outcomes, [name for name in left if not name.startswith(ignored)]
@@ -262,7 +268,9 @@ def bits(tensor):
 
 class Soak:
     def __init__(self):
-        self.pipes, self.replayed, self.struck = {}, 0, 0
+        self.pipes = {}
+        self.replayed = 0
+        self.struck = 0
 
     def play(self, round_):
         """Plays a round and its reference; returns everything that is wrong."""
@@ -276,7 +284,8 @@ class Soak:
         gc.collect()
         gc.freeze()  # from here on the collector sees new objects alone
         outcomes, left = play(round_, pipe, recorder := TapeRecorder())
-        now, wrong = process_state(), [f"{each} left on the model" for each in left]
+        now = process_state()
+        wrong = [f"{each} left on the model" for each in left]
         wrong += [f"{name} changed" for name in process if process[name] != now[name]]
         for number, (outcome, other) in enumerate(zip(outcomes, expected, strict=True)):
             self.replayed += outcome.replayed
@@ -365,7 +374,8 @@ def test_what_a_round_leaves_is_found(soak, monkeypatch, target, name, at_the_en
     settings = {"block_size": 16, "schedule.refresh_every": 6}
     round_ = drawn_round(0)
     vars(round_).update(family="flux", settings=settings, ways=("recorded",), calls=(Call(),))
-    original, filters = getattr(target, name), warnings.filters[:]
+    original = getattr(target, name)
+    filters = warnings.filters[:]
     assert soak.play(round_) == []
 
     def planted(self, *args):

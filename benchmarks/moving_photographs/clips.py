@@ -21,13 +21,15 @@ from PIL import Image
 WORDS = {"photograph": 64, "shape": 4, "place": 9, "drift": 9, "bend": 3, "zoom": 3, "turn": 3}
 LAYERS = 5  # at most: the background and four that cover it
 ROWS = 64  # vectors of a caption: 35 and zeros, a number that all attention kernels take
-LAYER_DIM, VALUE_DIM = 16, 80  # of a vector: which layer it is about, and what it says
+LAYER_DIM = 16  # of a vector: which layer it is about
+VALUE_DIM = 80  # and what it says
 TEXT_DIM = LAYER_DIM + VALUE_DIM
 CLIP_FRAMES = 64  # frames in which a layer goes its whole way
 # Shares of the canvas that the background and a cover move by in so many frames.
 SPEEDS = (0.35, 0.8)
 BENT = 3.0  # radians by which a bent way turns in so many frames
-ZOOMED, TURNED = 0.35, 0.35  # logarithm of the scale, and radians, in so many frames
+ZOOMED = 0.35  # logarithm of the scale, in so many frames
+TURNED = 0.35  # radians, likewise
 USUAL_SIDE = 512  # pixels of the canvas on which covers show about a pixel of theirs in each
 EDGE = 0.8  # pixels over which an outline fades
 
@@ -159,7 +161,8 @@ def draw(scene: Scene, photographs: Photographs, size: tuple[int, int, int]) -> 
         size: height, width and frames.
     """
     height, width, frames = size
-    device, side = photographs.device, min(height, width)
+    device = photographs.device
+    side = min(height, width)
     time = (torch.arange(frames, device=device) + 0.5 - frames / 2) / CLIP_FRAMES
     y, x = torch.meshgrid(
         torch.arange(height, device=device) + 0.5 - height / 2,
@@ -182,7 +185,8 @@ def draw(scene: Scene, photographs: Photographs, size: tuple[int, int, int]) -> 
     out = photographs.sample(number, scale, seen * scale + torch.tensor(centre, device=device))
 
     for cover in covers:
-        number, radius = cover.words["photograph"], cover.size * side
+        number = cover.words["photograph"]
+        radius = cover.size * side
         middle = [
             (place + shift / 3) * length / 3.5
             for place, shift, length in zip(cover.place, cover.shift, (width, height), strict=True)
@@ -200,9 +204,12 @@ def draw(scene: Scene, photographs: Photographs, size: tuple[int, int, int]) -> 
 
 def _way(layer: Layer, time: torch.Tensor, length: float) -> torch.Tensor:
     """Where a layer is at each time ``[T, 1, 1, 2]``, from where it is in the middle, in pixels."""
-    drift, bend = layer.words["drift"], (layer.words["bend"] - 1) * BENT + 1e-3
-    angle, passed = drift * math.pi / 4, time + 0.08 * layer.sway * torch.sin(2 * math.pi * time)
-    along, across = torch.sin(bend * passed) / bend, (1 - torch.cos(bend * passed)) / bend
+    drift = layer.words["drift"]
+    bend = (layer.words["bend"] - 1) * BENT + 1e-3
+    angle = drift * math.pi / 4
+    passed = time + 0.08 * layer.sway * torch.sin(2 * math.pi * time)
+    along = torch.sin(bend * passed) / bend
+    across = (1 - torch.cos(bend * passed)) / bend
     x = along * math.cos(angle) - across * math.sin(angle)
     y = along * math.sin(angle) + across * math.cos(angle)
     moved = 0.0 if drift == WORDS["drift"] - 1 else length * layer.speed
@@ -215,7 +222,8 @@ def _seen(
     """Places of the canvas as the zoomed and turned layer has them, ``[T, H, W, 2]``."""
     zoom = (ZOOMED * (layer.words["zoom"] - 1) * time).exp()[:, None, None]
     angle = turned * (layer.words["turn"] - 1) * time
-    cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
+    cos = angle.cos()[:, None, None]
+    sin = angle.sin()[:, None, None]
     x, y = places.unbind(-1)
     return torch.stack([zoom * (cos * x + sin * y), zoom * (cos * y - sin * x)], -1)
 

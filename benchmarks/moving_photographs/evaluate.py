@@ -170,7 +170,9 @@ def watched_dense() -> Any:
 
     @contextmanager
     def apply(pipe: Any) -> Iterator[Applied]:
-        step, last, changes = pipe.scheduler.step, None, list[torch.Tensor]()
+        step = pipe.scheduler.step
+        last = None
+        changes = list[torch.Tensor]()
 
         def watched(velocity: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             nonlocal last
@@ -218,7 +220,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Makes the clips that are missing, paired with dense; merges them in one process."""
-    begun, world = time.monotonic(), int(os.environ.get("WORLD_SIZE", 1))
+    begun = time.monotonic()
+    world = int(os.environ.get("WORLD_SIZE", 1))
     if args.tiny:
         vars(args).update(TINY)
     if args.count:
@@ -274,7 +277,8 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
     every_way = ways(lab.steps, **options)
     known = {str(entry): entry for entry in every_way if re.search(args.case, str(entry))}
     run_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name} {generation_of(shared)}")
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", 0))
+    world = int(os.environ.get("WORLD_SIZE", 1))
     # So narrow layers, which stand for wide ones, would stay dense by their time.
     every_part_pays = mock.patch.object(layer_times, "LEAST_GAIN", -math.inf)
     with every_part_pays, lab.prepared(compiled=False):

@@ -23,7 +23,8 @@ from chipsparse.plan import Action
 # 0.40 of the time (benchmarks/notes/sparse_mlp.md).
 GATHERED_NEURONS = 0.75
 # Rows that are gathered for a dense product, and means of tokens: one more pass over the input.
-GATHERED_ROWS, POOLING = 0.95, 0.03
+GATHERED_ROWS = 0.95
+POOLING = 0.03
 TILE = (4, 4, 8)  # tokens of a block of 128 lie so in the video
 
 
@@ -39,7 +40,8 @@ class FeedForward:
     @classmethod
     def of(cls, module: Any) -> FeedForward:
         """The weights of diffusers' ``FeedForward`` with a GELU."""
-        up, down = module.net[0].proj, module.net[2]
+        up = module.net[0].proj
+        down = module.net[2]
         return cls(up.weight, up.bias, down.weight, down.bias)
 
     def preactivation(self, hidden: Tensor) -> Tensor:

@@ -107,7 +107,8 @@ class PhotographsPipeline(WanPipeline):
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        captions, texts = Captions(), [prompt] if isinstance(prompt, str) else prompt
+        captions = Captions()
+        texts = [prompt] if isinstance(prompt, str) else prompt
         vectors = torch.stack([captions(text) for text in texts])
         repeated = vectors.repeat_interleave(num_videos_per_prompt, 0)
         return repeated.to(device or self._execution_device, dtype or self.transformer.dtype)

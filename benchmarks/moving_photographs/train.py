@@ -43,10 +43,14 @@ from benchmarks.moving_photographs.model import (
 # Short clips come first: what photographs look like is learned from many scenes.
 PLAN = "256x256x13:48:1:0:0.35,256x256x61:16:1:0:0.6,512x512x61:4:1:0.3:1"
 DISTIL_PLAN = "256x256x61:8:1:0:0.5,512x512x61:2:1:0.2:1"
-TINY_PLAN, TINY_FIT = "32x32x5:2:1:0:1,48x32x5:2:1:0:1", ((32, 32, 8),)
+TINY_PLAN = "32x32x5:2:1:0:1,48x32x5:2:1:0:1"
+TINY_FIT = ((32, 32, 8),)
 GENERATION = {"steps": 50, "guidance": 6.0, "shift": 7.0}
-SMALL_TOKENS, SMALL_SHIFT = 8192, 4.0  # below so many tokens noise levels are shifted by less
-UNCONDITIONAL, UNSAID = 0.12, 0.2  # shares of captions, and of words, that are left out
+# Below so many tokens noise levels are shifted by less.
+SMALL_TOKENS = 8192
+SMALL_SHIFT = 4.0
+UNCONDITIONAL = 0.12  # share of captions that are left out
+UNSAID = 0.2  # share of words that are left out
 CLOCK_STEPS = 5  # between looks at the clock
 NEW_CLIPS = 8  # of so many clips of a step one is drawn anew
 WARM_UP = 200  # steps in which the learning rate rises
@@ -56,7 +60,8 @@ AVERAGED = 0.997  # weight of the averaged weights at each step, less at first
 # with large gradients would decide the direction of some twenty steps.
 LARGEST_GRADIENT = 1.5
 USUAL_NORM_MEMORY = 0.98  # weight of the usual norm so far at each step
-FIT_SIZES, FIT_CLIPS = ((256, 256, 8), (512, 512, 8)), 24
+FIT_SIZES = ((256, 256, 8), (512, 512, 8))
+FIT_CLIPS = 24
 MUON: dict[str, Any] = {"weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 ADAMW: dict[str, Any] = {"betas": (0.9, 0.99), "weight_decay": 0.0}
 ADAMW_RATE = 0.5  # of Muon's
@@ -92,13 +97,16 @@ class Clips:
     """Latents and captions of clips, some of them new each time."""
 
     def __init__(self, photographs: Photographs, model: Model, seed: int) -> None:
-        self._photographs, self._latents = photographs, model.latents
-        self._draw, self._captions = random.Random(seed), Captions()
+        self._photographs = photographs
+        self._latents = model.latents
+        self._draw = random.Random(seed)
+        self._captions = Captions()
         self._pools: dict[Canvas, deque[tuple[Tensor, Tensor]]] = {}
 
     def batch(self, canvas: Canvas) -> tuple[Tensor, Tensor]:
         """Latents ``[n, C, t, h, w]`` and captions ``[n, ROWS, TEXT_DIM]``, some of them new."""
-        clips, device = canvas.clips, self._photographs.device
+        clips = canvas.clips
+        device = self._photographs.device
         pool = self._pools.setdefault(canvas, deque(maxlen=max(64, 4 * clips)))
         for _ in range(max(clips - len(pool), clips // NEW_CLIPS, 1)):
             scene = Scene.drawn(self._draw.getrandbits(60), len(self._photographs))
@@ -145,10 +153,12 @@ class Flow:
         self._shift = shift
 
     def __call__(self, transformer: Any, clean: Tensor, words: Tensor, canvas: Canvas) -> Tensor:
-        count, device = len(clean), clean.device
+        count = len(clean)
+        device = clean.device
         words = words * (torch.rand(count, 1, 1, device=device) > UNCONDITIONAL)
         words = words * (torch.rand(*words.shape[:2], 1, device=device) > UNSAID)
-        even, bell = torch.rand(count, device=device), torch.randn(count, device=device) + 0.6
+        even = torch.rand(count, device=device)
+        bell = torch.randn(count, device=device) + 0.6
         levels = torch.where(torch.rand(count, device=device) < 0.5, bell.sigmoid(), even)
         shift = SMALL_SHIFT if canvas.tokens < SMALL_TOKENS else self._shift
         levels = shift * levels / (1 + (shift - 1) * levels)
@@ -164,7 +174,8 @@ class Distillation:
     def __init__(self, teacher: Model, steps: int) -> None:
         facts = teacher.facts
         self._transformer = teacher.transformer.eval().requires_grad_(False)
-        self._guidance, self._shift = facts["guidance"], facts["shift"]
+        self._guidance = facts["guidance"]
+        self._shift = facts["shift"]
         self._substeps = math.ceil(facts["steps"] / steps)
         scheduler = FlowMatchEulerDiscreteScheduler(shift=self._shift)
         scheduler.set_timesteps(steps)
@@ -173,7 +184,8 @@ class Distillation:
     def __call__(self, transformer: Any, clean: Tensor, words: Tensor, canvas: Canvas) -> Tensor:
         grid = self._levels.to(clean.device)
         step = torch.randint(len(grid) - 1, (len(clean),), device=clean.device)
-        start, end = grid[step], grid[step + 1]
+        start = grid[step]
+        end = grid[step + 1]
         latents = torch.lerp(clean, torch.randn_like(clean), clip_wise(start))
         with torch.no_grad():
             target = (self._walked(latents, start, end, words) - latents) / clip_wise(end - start)
@@ -289,7 +301,8 @@ class Training:
 
 def started(args: argparse.Namespace, photographs: Photographs) -> tuple[Training, Model | None]:
     """The training as far as earlier calls came, and the teacher of a student."""
-    device, teacher = photographs.device, None
+    device = photographs.device
+    teacher = None
     if args.teacher is not None:
         teacher = read_checkpoint(args.teacher)
         teacher.transformer.to(device)
@@ -317,7 +330,8 @@ def started(args: argparse.Namespace, photographs: Photographs) -> tuple[Trainin
 
 def run(args: argparse.Namespace, begun: float) -> Training:
     """Trains in this call, which began at a time of `time.monotonic`."""
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", 0))
+    world = int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cpu")
     if torch.cuda.is_available() and not args.tiny:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -341,18 +355,22 @@ def run(args: argparse.Namespace, begun: float) -> Training:
             compiled.transformer.compile_repeated_blocks(dynamic=False)
     seed = args.seed + 64 * training.steps + rank + 1  # other clips and noise in each call
     torch.manual_seed(seed)
-    clips, canvases = Clips(photographs, model, seed), Canvas.parsed(args.plan)
+    clips = Clips(photographs, model, seed)
+    canvases = Canvas.parsed(args.plan)
     losses: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     for canvas in canvases:  # compiles what is left of them before the clock starts
         if training.seconds < canvas.end * args.seconds:
             loss(model.transformer, *clips.batch(canvas), canvas).backward()
             model.transformer.zero_grad(set_to_none=True)
-    earlier, loop_began, saved = training.seconds, time.monotonic(), 0.0
+    earlier = training.seconds
+    loop_began = time.monotonic()
+    saved = 0.0
     first = training.steps
     while args.steps is None or training.steps < first + args.steps:
         if (training.steps - first) % CLOCK_STEPS == 0:
             passed = time.monotonic() - loop_began
-            in_loop, in_call = passed, time.monotonic() - begun
+            in_loop = passed
+            in_call = time.monotonic() - begun
             if world > 1:  # so that all processes decide the same
                 clock = torch.tensor([in_loop, in_call], device=device)
                 dist.broadcast(clock, 0)

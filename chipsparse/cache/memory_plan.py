@@ -42,12 +42,17 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Tensors as large as the hidden states that a transformer block holds at once: in a norm with its
 # float32 copies, around attention, and around the MLP, there beside its neurons once per linear.
 # Peaks of uncompiled Wan and FLUX blocks on a GPU are 5 to 40 % lower (benchmarks/notes/memory.md).
-NORM_TENSORS, ATTENTION_TENSORS, MLP_TENSORS = 13, 9, 7
+NORM_TENSORS = 13
+ATTENTION_TENSORS = 9
+MLP_TENSORS = 7
 # Where processes share the tokens: q, k, v and output at all times, where others put them; around
 # attention q, k and v as they are sent and received; and behind the last block the tokens of all
 # processes, before and in the output norm with its float32 copies. Where they share query rows, the
 # keys and values of all rows: as they come and as they are read.
-WINDOW_TENSORS, EXCHANGE_TENSORS, GATHERED_TENSORS, RING_TENSORS = 4, 6, 8, 4
+WINDOW_TENSORS = 4
+EXCHANGE_TENSORS = 6
+GATHERED_TENSORS = 8
+RING_TENSORS = 4
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
 
 
@@ -149,7 +154,8 @@ def cache_needs(
     plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[LayerPart] = ()
 ) -> list[PartNeed]:
     """Return the wish of each layer part for one branch, except for what is dense anyway."""
-    config, layout = plan.config, plan.layout
+    config = plan.config
+    layout = plan.layout
     needs = []
     for layer in range(layout.layers):
         sizes: dict[Part, dict[str, int]] = {
@@ -170,7 +176,8 @@ def cache_needs(
 
 def _saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
     """Return the floating-point operations that a sparse step of a part saves in one branch."""
-    kept, layout = plan.density(layer, part), plan.layout
+    kept = plan.density(layer, part)
+    layout = plan.layout
     assert kept is not None
     if part == "attention":
         whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
@@ -219,7 +226,8 @@ class KindBytes:
 
 def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindBytes]:
     """The table of a plan, without the kinds that it keeps nowhere."""
-    placement, table = memory.placement, {}
+    placement = memory.placement
+    table = {}
     slots = {kind: size for sizes in placement.slots.values() for kind, size in sizes.items()}
     for kind in KINDS:
         on_device, on_host = (
@@ -248,10 +256,13 @@ def working_bytes(
     graphs with memory of their own. Feed-forward weights that are in FP8 are read in ``dtype``, one
     layer's at a time.
     """
-    config, layout = plan.config, plan.layout
-    tokens, heads = layout.tokens, layout.batch * layout.own.heads
+    config = plan.config
+    layout = plan.layout
+    tokens = layout.tokens
+    heads = layout.batch * layout.own.heads
     token = layout.batch * layout.own.tokens * dtype.itemsize
-    hidden, heads_side_by_side = token * layout.width, token * layout.channels
+    hidden = token * layout.width
+    heads_side_by_side = token * layout.channels
     mlp = max(
         MLP_TENSORS * hidden + token * kind.intermediate_size * kind.mlp_linears
         for kind in layout.kinds
@@ -259,7 +270,9 @@ def working_bytes(
     in_fp8 = [layout.kind(layer) for layer in fp8_mlps]
     rows = max((kind.intermediate_size * kind.mlp_linears for kind in in_fp8), default=0)
     mlp += rows * layout.width * dtype.itemsize
-    attention, resident, gathered = ATTENTION_TENSORS * heads_side_by_side, 0, 0
+    attention = ATTENTION_TENSORS * heads_side_by_side
+    resident = 0
+    gathered = 0
     if layout.share is not None:
         resident = WINDOW_TENSORS * heads_side_by_side
         attention += EXCHANGE_TENSORS * heads_side_by_side

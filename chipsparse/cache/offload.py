@@ -144,7 +144,8 @@ class OffloadPool:
 
     def reset(self) -> None:
         """Forget all tensors and free the slots, once copies are done; keep the host memory."""
-        opened, self._opened = self._opened, _Opened()
+        opened = self._opened
+        self._opened = _Opened()
         try:
             if opened.blocks:
                 self._copies.synchronize()
@@ -156,7 +157,9 @@ class OffloadPool:
 
     def leave(self) -> None:
         """Forget all tensors on a GPU that is stuck; their host memory is never freed."""
-        self._opened, self._copies, self._traffic = _Opened(), HostCopies(), {}
+        self._opened = _Opened()
+        self._copies = HostCopies()
+        self._traffic = {}
         self.host.leave()
 
     def close(self) -> None:
@@ -173,7 +176,8 @@ class OffloadPool:
 
     def take_traffic(self) -> dict[tuple[int, Part], Traffic]:
         """Return what was copied for each part of a layer since this was last called."""
-        moved, self._traffic = self._traffic, {}
+        moved = self._traffic
+        self._traffic = {}
         return moved
 
     def _count(self, key: Key, *, to_device: int = 0, to_host: int = 0) -> None:
@@ -204,7 +208,8 @@ class OffloadPool:
 
     def load(self, key: Key, kinds: Collection[str]) -> dict[str, torch.Tensor]:
         """Bring stored tensors to the device, by kind; they may be changed until `release`."""
-        place, slot = self._opened.places[key], self._fill(key, kinds)
+        place = self._opened.places[key]
+        slot = self._fill(key, kinds)
         self._copies.wait([slot.filled])
         self._take(slot)
         return {
@@ -227,7 +232,8 @@ class OffloadPool:
         """
         if not tensors:
             return
-        place, slot = self._opened.places[key], self._slot_of(key)
+        place = self._opened.places[key]
+        slot = self._slot_of(key)
         self._take(slot)
         views = {}
         for kind, tensor in tensors.items():
@@ -258,12 +264,15 @@ class OffloadPool:
         slot = self._held_by(key)
         if slot is None:
             return
-        slot.used, slot.busy, slot.key = self._copies.mark(), False, None
+        slot.used = self._copies.mark()
+        slot.busy = False
+        slot.key = None
         slot.loaded.clear()
 
     def _fill(self, key: Key, kinds: Collection[str]) -> _Slot:
         """Start the copies of these tensors that are not in the slot of their part yet."""
-        place, slot = self._opened.places[key], self._slot_of(key)
+        place = self._opened.places[key]
+        slot = self._slot_of(key)
         for kind, form in place.forms.items():
             if kind in kinds and kind not in slot.loaded:
                 count = form.nbytes
@@ -278,7 +287,8 @@ class OffloadPool:
 
     def _take(self, slot: _Slot) -> None:
         self._turn += 1
-        slot.busy, slot.turn = True, self._turn
+        slot.busy = True
+        slot.turn = self._turn
 
     def _held_by(self, key: Key) -> _Slot | None:
         return next((slot for slot in self._opened.slots[key[2]] if slot.key == key), None)
@@ -298,7 +308,8 @@ class OffloadPool:
 
 def _cut(memory: torch.Tensor, kinds: Sizes) -> dict[str, torch.Tensor]:
     """Cut memory, uint8 ``[n]``, into pieces of these sizes at aligned places."""
-    pieces, first = {}, 0
+    pieces = {}
+    first = 0
     for kind, size in kinds.items():
         pieces[kind] = memory[first : first + size]
         first += _aligned(size)

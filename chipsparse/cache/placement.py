@@ -180,7 +180,8 @@ class _Homes:
                 on_device = device | {key: sizes[key] for key in keys}
                 on_host = {key: sizes[key] for key in host if key not in on_device}
                 if self._left(on_device, on_host) >= 0:
-                    device, host = on_device, on_host
+                    device = on_device
+                    host = on_host
                     break
         fits = self._left(device, host) >= 0 and self.branches * _total(host) <= self.capacity.host
         return Placement(device, host) if fits else None

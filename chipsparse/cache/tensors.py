@@ -144,7 +144,8 @@ def read_and_written(
     Where the memory decides about FP8, the tensors of both precisions are among them.
     """
     may_round = config.memory.cache_precision != "full"
-    kept, none = kept_kinds(with_caches(config, in_fp8=may_round), part), frozenset[str]()
+    kept = kept_kinds(with_caches(config, in_fp8=may_round), part)
+    none = frozenset[str]()
     lse = kept & {"lse"}
     if action is Action.SPARSE:
         return kept - lse, frozenset(kind for kind in kept if KINDS[kind].rewritten)
@@ -159,7 +160,8 @@ def kind_bytes(
     kind: str, layer: int, *, layout: ModelLayout, config: SparsityConfig, dtype: torch.dtype
 ) -> int:
     """Return the bytes of one layer's tensor of a kind, for one guidance branch."""
-    rows, tokens = layout.own_query_rows, layout.mlp_tokens(layer)
+    rows = layout.own_query_rows
+    tokens = layout.mlp_tokens(layer)
     sizes = {
         "heads": layout.own.heads,
         "head channels": layout.head_dim,

@@ -39,7 +39,8 @@ def busy_text() -> str | None:
     """
     if not hasattr(os, "getloadavg"):  # as on Windows
         return None
-    load, cores = os.getloadavg()[0], core_count()
+    load = os.getloadavg()[0]
+    cores = core_count()
     if 2 * load <= cores:
         return None
     return f"a load of {load:.1f} on {cores} cores: times differ from an idle machine's"
@@ -131,10 +132,13 @@ def _free_in_groups(root: Path) -> list[int]:
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            base, limit, used = root / "sys/fs/cgroup", "memory.max", "memory.current"
+            base = root / "sys/fs/cgroup"
+            limit = "memory.max"
+            used = "memory.current"
         elif "memory" in controllers.split(","):
             base = root / "sys/fs/cgroup/memory"
-            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            limit = "memory.limit_in_bytes"
+            used = "memory.usage_in_bytes"
         else:
             continue
         # In a container the path may be the host's; its own limit then stands at the base.

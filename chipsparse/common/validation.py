@@ -20,7 +20,9 @@ T = TypeVar("T")
 LARGEST = 2**63 - 1  # that a tensor or a kernel takes
 # Values in messages: what somebody passed by mistake may be long, or nested without end.
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 80, 80
+_SHORT.maxlevel = 2
+_SHORT.maxstring = 80
+_SHORT.maxother = 80
 
 
 def option(
@@ -88,7 +90,8 @@ def build(cls: type[T], data: Any, path: str = "") -> T:
 def _checked(value: Any, kind: Any, path: str) -> Any:
     """Return the value in its declared type (lists become tuples), or raise `ValueError`."""
     value = _unboxed(value)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
@@ -125,7 +128,8 @@ def _unboxed(value: Any) -> Any:
 
 
 def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
-    low, high = item.metadata.get("minimum"), item.metadata.get("maximum")
+    low = item.metadata.get("minimum")
+    high = item.metadata.get("maximum")
     if isinstance(value, int) and abs(value) > LARGEST:
         raise ValueError(f"{item.name}: expected a number below 2^63, got {shown(value)}")
     for number in value if isinstance(value, tuple) else (value,):
@@ -137,7 +141,8 @@ def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
 
 
 def _describe(kind: Any) -> str:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_describe(a) for a in arguments if a is not type(None))
     if origin is Literal:

@@ -96,7 +96,9 @@ class Sharing:
 
     def _of_calls(self) -> list[Exchange]:
         """Return what the processes of a call send, the same for each guidance branch."""
-        layout, ranks, groups = self.plan.layout, self.parallel.ulysses, self.parallel.guidance
+        layout = self.plan.layout
+        ranks = self.parallel.ulysses
+        groups = self.parallel.guidance
         unit = layout.batch * layout.head_dim * self.dtype.itemsize
         places = list(zip(self.cut.tokens, shares(layout.heads, ranks), strict=True))
         # Each process's own tokens of the others' heads, and the others' tokens of its own heads.
@@ -112,7 +114,8 @@ class Sharing:
         ]
 
     def _of_branches(self, action: Action) -> list[Exchange]:
-        layout, ranks = self.plan.layout, self.parallel.ulysses
+        layout = self.plan.layout
+        ranks = self.parallel.ulysses
         output = layout.batch * layout.grid_tokens * self.output_channels * self.dtype.itemsize
         swapped = [output] * self.parallel.ranks
         exchanges = [Exchange(1, swapped, swapped)]

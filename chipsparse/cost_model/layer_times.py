@@ -54,7 +54,8 @@ HOST_SECONDS: Mapping[Part, float] = {"attention": 250e-6, "mlp": 450e-6}
 READING_SECONDS = 10e-6  # of a sparse step with weights in FP8, besides: two kernels read them
 GATHER_RATE = 5e12  # bytes a second that blocks of rows gather, mostly from the L2 cache
 # Passes over the kept neurons (old and new activations, changes) and over the layer's output.
-NEURON_PASSES, OUTPUT_PASSES = 4, 3
+NEURON_PASSES = 4
+OUTPUT_PASSES = 3
 
 CALLS_BEFORE = 1  # sparse calls of a branch before one is captured: the first may compile
 CAPTURE_CALLS = 1.5  # that a capture takes of the host: 119 ms where a step of FLUX.1 takes 85
@@ -175,7 +176,8 @@ def layer_time(
             attention *= rates.refresh_attention if chooses else 1.0
             attention += rates.refresh_seconds
     attention += column * layout.exact_rows  # these rows see everything
-    kind, number = layout.kind(layer), 2.0 * layout.width / rates.linear
+    kind = layout.kind(layer)
+    number = 2.0 * layout.width / rates.linear
     rows = kind.mlp_linears * kind.intermediate_size
     mlp_tokens = layout.batch * layout.mlp_tokens(layer)
     mlp = number * mlp_tokens * rows
@@ -198,7 +200,9 @@ def part_seconds(
     fp8: Fp8Form | None = None,
 ) -> PartSeconds:
     """Return how long a part of a layer takes that the plan has sparse; see `part_times`."""
-    layout, kind, size = plan.layout, plan.layout.kind(layer), dtype.itemsize
+    layout = plan.layout
+    kind = plan.layout.kind(layer)
+    size = dtype.itemsize
     sparse, dense = (
         getattr(layer_time(layer, action, plan=plan, rates=rates, dtype=dtype), part)
         for action in (Action.SPARSE, Action.DENSE)
@@ -213,7 +217,8 @@ def part_seconds(
         blocks *= layout.own.heads
         idle = block_count(blocks, rates.multiprocessors) * rates.multiprocessors / blocks
     else:
-        tokens, kept = layout.mlp_tokens(layer), plan.mlp_keep_count(layer)
+        tokens = layout.mlp_tokens(layer)
+        kept = plan.mlp_keep_count(layer)
         blocks = layout.batch * block_count(tokens, plan.config.block_size)
         gathered = blocks * kept * kind.mlp_linears * layout.width * size
         tokens *= layout.batch
@@ -287,7 +292,8 @@ def captures(plan: SparsityPlan, dtype: torch.dtype, rates: Rates | None = None)
         return False
     if plan.config.cuda_graphs == "always":
         return True
-    rates, layers = rates or Rates(), range(plan.layout.layers)
+    rates = rates or Rates()
+    layers = range(plan.layout.layers)
     host = len(layers) * rates.host_seconds
     times = (layer_time(n, Action.SPARSE, plan=plan, rates=rates, dtype=dtype) for n in layers)
     waits = host - sum(time.total for time in times)

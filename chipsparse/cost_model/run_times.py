@@ -90,7 +90,8 @@ def estimate_run(
         return pieces
 
     sparse = loads(Action.SPARSE)
-    up, down = sum(load.to_device for load in sparse), sum(load.to_host for load in sparse)
+    up = sum(load.to_device for load in sparse)
+    down = sum(load.to_host for load in sparse)
     exchanging = {
         action: 0.0 if sharing is None else sharing.seconds(action, rates) for action in Action
     }
@@ -126,7 +127,8 @@ def step_seconds(loads: Iterable[Load], rates: Rates) -> float:
     slot that was emptied longest ago; what changed goes back in the other direction of the link.
     """
     loads = list(loads)
-    up, down = sum(load.to_device for load in loads), sum(load.to_host for load in loads)
+    up = sum(load.to_device for load in loads)
+    down = sum(load.to_host for load in loads)
     link = rates.link_rate(up, down)
     end = fetched = written = 0.0
     asked: dict[Part, float] = {}

@@ -47,9 +47,11 @@ class CudaCapturer:
         refuses that, and breaks the capture off.
         """
         with _CAPTURING, _own_workspaces():
-            graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            pool = torch.cuda.graph_pool_handle()
             # A stream of its own: PyTorch shares one among all captures, on the first device.
-            stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
+            stream = torch.cuda.Stream()
+            before = torch.cuda.current_stream()
             capturing = torch.cuda.graph(
                 graph, pool=pool, stream=stream, capture_error_mode="thread_local"
             )

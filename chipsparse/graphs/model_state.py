@@ -88,7 +88,8 @@ class ModelState:
         if id(container) in self._seen:
             return
         self._seen.add(id(container))
-        keys, values = _keys(container), _values(container)
+        keys = _keys(container)
+        values = _values(container)
         if not isinstance(container, tuple):
             self._held.append((name, container, keys, values))
         for key, value in zip(keys, values, strict=True):

@@ -123,7 +123,8 @@ class StepGraphs:
     def __init__(
         self, caches: CacheStore, report: GenerationReport, capturer: CudaCapturer | None = None
     ) -> None:
-        self._caches, self._report = caches, report
+        self._caches = caches
+        self._report = report
         self._capturer = CudaCapturer() if capturer is None else capturer
         self._graphs: dict[str, StepGraph] = {}
         self._last: dict[str, Arguments] = {}  # of each branch, if it ran as usual
@@ -224,7 +225,8 @@ class StepGraphs:
     ) -> StepGraph | None:
         """The captured call of the branch, captured now where the last one was like this one."""
         branch = record.branch
-        graph, before = self._graphs.get(branch), self._last.get(branch)
+        graph = self._graphs.get(branch)
+        before = self._last.get(branch)
         if graph is not None and graph.fits(arguments):
             return graph
         self.drop(branch)

@@ -114,8 +114,10 @@ class AttentionLayer:
             if action is Action.REFRESH:  # read before this branch's cache takes a slot
                 budget = state.budgets.of(self.number, state.plan, key.device)
                 chosen, budget = self._columns_of_another_branch(state, inputs, budget)
-            caches, reads = shared.caches, shared.caches.reads
-            kinds, ahead = reads["attention", action], reads["attention", state.action]
+            caches = shared.caches
+            reads = shared.caches.reads
+            kinds = reads["attention", action]
+            ahead = reads["attention", state.action]
             with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
                 entry.backend = _backend_name(choices, action, in_fp8)
                 if action is Action.DENSE:
@@ -166,8 +168,10 @@ class AttentionLayer:
 
     def _decide(self, state: StepState) -> Action:
         """Return the layer's action: a fuller one where a block cache passed over it, say."""
-        shared, branch = self._shared, state.branch
-        caches, recorder = shared.caches, shared.recorder
+        shared = self._shared
+        branch = state.branch
+        caches = shared.caches
+        recorder = shared.recorder
         if not caches.has(branch, self.number, "lse"):
             return recorder.catch_up(self.number, "attention", Action.DENSE)
         if state.action is not Action.SPARSE:
@@ -181,14 +185,16 @@ class AttentionLayer:
         self, state: StepState, inputs: AttentionInputs, budget: AttentionBudget
     ) -> tuple[Columns | None, AttentionBudget]:
         """Return what gives the packed columns that another branch chose now; and the budget."""
-        query, elsewhere = inputs.query, self._shared.columns
+        query = inputs.query
+        elsewhere = self._shared.columns
         size = self._shared.config.block_size
         if elsewhere is not None and state.action is Action.REFRESH:  # not one that catches up
             blocks = block_count(query.shape[2], size)
             shape = (*query.shape[:2], blocks, -(-inputs.key.shape[2] // 8))
             given = elsewhere.given
             return ((lambda: elsewhere.take(shape, query.device)) if given else None), budget
-        chosen, caches = self._chosen, self._shared.caches
+        chosen = self._chosen
+        caches = self._shared.caches
         if chosen is None or chosen.step != state.context.step:
             return None, budget
         alike = chosen.plan == state.plan
@@ -196,13 +202,15 @@ class AttentionLayer:
             return None, budget
         if chosen.branch == state.branch or not caches.has(chosen.branch, self.number, "columns"):
             return None, budget
-        kinds, none = frozenset({"columns"}), frozenset[str]()
+        kinds = frozenset({"columns"})
+        none = frozenset[str]()
         with caches.acquire(chosen.branch, self.number, "attention", kinds, none) as cache:
             assert cache.columns is not None
             if alike:
                 columns = cache.columns.clone()  # stored and freed by itself
                 return (lambda: columns), budget
-            layout, static = chosen.plan.layout, budget.static_columns
+            layout = chosen.plan.layout
+            static = budget.static_columns
             columns = columns_of(cache.columns, layout, state.plan.layout, size, static)
         # Room for the columns of the other, with this branch's text in the place of the other's.
         most = chosen.most_columns - layout.text_tokens + budget.static_count
@@ -216,7 +224,9 @@ class AttentionLayer:
         budget: AttentionBudget,
         columns: Columns | None,
     ) -> torch.Tensor:
-        shared, step, key = self._shared, state.context.step, inputs.key
+        shared = self._shared
+        step = state.context.step
+        key = inputs.key
         if key.device.type not in READY_DEVICES:
             budget = budget.without_waiting(key.shape[2])
         elsewhere = shared.columns if state.action is Action.REFRESH else None
@@ -241,7 +251,8 @@ def backend_choices(
     inputs: AttentionInputs, *, block_size_q: int, in_fp8: bool = False
 ) -> dict[str, Choice]:
     """The backend that each operation on these tensors runs on, and why not on others."""
-    query, backend = inputs.query, inputs.backend
+    query = inputs.query
+    backend = inputs.backend
     # What decides about column sums and packed bits is their dtype and device alone.
     sums = query.new_empty(0, dtype=column_sums_dtype(query))
     packed = query.new_empty(0, dtype=torch.uint8)
@@ -351,9 +362,11 @@ def _choose_columns(
     Guidance branches in one batch keep the same columns, chosen by what they sum to together.
     """
     assert cache.lse is not None
-    query, backend = inputs.query, inputs.backend
+    query = inputs.query
+    backend = inputs.backend
     batch, heads, tokens, _ = query.shape
-    blocks, columns = block_count(tokens, config.block_size), inputs.key.shape[2]
+    blocks = block_count(tokens, config.block_size)
+    columns = inputs.key.shape[2]
     head_bytes = batch * blocks * columns * column_sums_dtype(query).itemsize
     chunks = list(ranges(heads, head_bytes, COLUMN_SUMS_BYTES))
     rounded = inputs.rounded() if config.attention.in_fp8 else None
@@ -393,12 +406,14 @@ def _choose_columns(
     if len(chunks) == 1:
         output, cache.lse, cache.columns = attend(0, heads)
         return output
-    output, lse = torch.empty_like(query), torch.empty_like(cache.lse)
+    output = torch.empty_like(query)
+    lse = torch.empty_like(cache.lse)
     packed = query.new_empty((batch, heads, blocks, -(-columns // 8)), dtype=torch.uint8)
     for first, last in chunks:
         part = slice(first, last)
         output[:, part], lse[:, part], packed[:, part] = attend(first, last)
-    cache.lse, cache.columns = lse, packed
+    cache.lse = lse
+    cache.columns = packed
     return output
 
 

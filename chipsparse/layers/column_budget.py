@@ -88,7 +88,8 @@ class ColumnBudgets:
 
     def static_mask(self, layout: ModelLayout, device: torch.device) -> torch.Tensor | None:
         """The user's columns, bool ``[N]`` in the tokens' order; None where there are none."""
-        bits, order = self._static_bits, self._order
+        bits = self._static_bits
+        order = self._order
         if bits is None:
             return None
         packed = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.uint8)

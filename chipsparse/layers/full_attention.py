@@ -57,7 +57,8 @@ class AttentionInputs:
 
 def fp8_choices(inputs: AttentionInputs, *, block_size_q: int) -> dict[str, Choice]:
     """The backends of full attention in 8 bits; `ConfigError` where a GPU has only references."""
-    query, backend = inputs.query, inputs.backend
+    query = inputs.query
+    backend = inputs.backend
     of_blocks = query, query.dtype, block_size_q
     choices = {
         "fp8_quantization": fp8_quantization.choose(*inputs.tensors, backend=backend),

@@ -31,7 +31,8 @@ class MLPLayer:
     def __init__(self, number: int, shared: Shared) -> None:
         self.number = number
         self._shared = shared
-        size, backend = shared.config.block_size, shared.backend
+        size = shared.config.block_size
+        backend = shared.backend
         self._dense = partial(dense_step, block_size=size, backend=backend)
         self._sparse = partial(sparse_step, block_size=size, backend=backend)
         self._backend_choices = partial(backend_choices, block_size=size, backend=backend)
@@ -53,7 +54,8 @@ class MLPLayer:
         """
         if state is None or not state.caching:
             return self._dense(None, hidden, weights, addend=addend)
-        shared, layout = self._shared, state.plan.layout
+        shared = self._shared
+        layout = state.plan.layout
         dense = state.dense.get((self.number, "mlp"))
         with shared.recorder.watch(self.number, "mlp", dense) as entry:
             if entry.reason is not None:
@@ -101,7 +103,8 @@ class MLPLayer:
 
     def _decide(self, state: StepState) -> Action:
         """The step's action, or a fuller one where the layer was passed over."""
-        shared, action = self._shared, state.action
+        shared = self._shared
+        action = state.action
         empty = not shared.caches.has(state.branch, self.number, "activation")
         behind = empty or self._refreshed_at.get(state.branch, -1) < state.refreshed_at
         if action is Action.SPARSE and behind:
@@ -179,7 +182,9 @@ def _second_linear(activation: torch.Tensor, weights: MLPWeights | Fp8MLPWeights
     """``activation @ down.T + down_bias`` for ``[B, N, F]``, of any strides, without copying it."""
     if activation.is_contiguous() or isinstance(weights, Fp8MLPWeights):
         return weights.linear(activation, weights.down, weights.down_bias)
-    rows, down, bias = activation.shape[1], weights.down, weights.down_bias
+    rows = activation.shape[1]
+    down = weights.down
+    bias = weights.down_bias
     output = activation.new_empty(*activation.shape[:2], down.shape[0])
     aligned = aligned_rows(rows)
     # One product per sample: to fold samples into rows would copy tokens that are contiguous.

@@ -159,7 +159,8 @@ def fp8_form(weight: Any) -> Fp8Form | None:
 
     Such a weight is in e4m3, with a scale for each row or one for all.
     """
-    data, scale = getattr(weight, "qdata", None), getattr(weight, "scale", None)
+    data = getattr(weight, "qdata", None)
+    scale = getattr(weight, "scale", None)
     if type(weight).__name__ != "Float8Tensor" or data is None or scale is None:
         return None
     if data.dtype != FP8 or data.dim() != 2 or data.stride(1) != 1:
@@ -238,7 +239,8 @@ def _multiplies_strided(device: torch.device) -> bool:
 
 def _rounds_by_rows(weight: Any, dtype: torch.dtype) -> bool:
     """Return True where torchao rounds inputs and weight by rows and does nothing else to them."""
-    inputs, product = weight.act_quant_kwargs, weight.mm_config
+    inputs = weight.act_quant_kwargs
+    product = weight.mm_config
     return (
         inputs is not None
         and type(inputs.granularity).__name__ == "PerRow"

@@ -15,7 +15,8 @@ import torch
 
 def grids_order(grids: Sequence[tuple[int, int, int]], tile: tuple[int, ...]) -> torch.Tensor:
     """The `tile_order` of several grids, one behind the other; int64 ``[N]`` over all tokens."""
-    orders, first = [], 0
+    orders = []
+    first = 0
     for grid in grids:
         orders.append(first + tile_order(grid, tile))
         first += math.prod(grid)

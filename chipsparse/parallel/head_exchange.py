@@ -58,8 +58,10 @@ class HeadExchange:
     """The exchanges of one process with others of its group, which all make the same in order."""
 
     def __init__(self, group: SharingGroup, peers: Peers) -> None:
-        self.group, self.peers = group, peers
-        self.rank, self.ranks = dist.get_rank(group.tokens), dist.get_world_size(group.tokens)
+        self.group = group
+        self.peers = peers
+        self.rank = dist.get_rank(group.tokens)
+        self.ranks = dist.get_world_size(group.tokens)
         # Runs around what an exchange adds to a call besides its run beside others: waiting, and
         # packing and unpacking where memory is out of reach. To measure that.
         self.watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -78,7 +80,8 @@ class HeadExchange:
         All processes ask for the same. What was in a window before is lost.
         """
         sizes = [[math.prod(shape) for shape in of_rank] for of_rank in shapes]
-        device, nbytes = like.device, max(map(sum, sizes)) * like.itemsize
+        device = like.device
+        nbytes = max(map(sum, sizes)) * like.itemsize
         if device != self._device:
             self.close()
             self._device = device
@@ -115,10 +118,12 @@ class HeadExchange:
         """
         if not self._reached:
             return self._collective(tensors, swap)
-        given, now = swap.partners.values(), torch.cuda.current_stream(self._device)
+        given = swap.partners.values()
+        now = torch.cuda.current_stream(self._device)
         self._beside.wait_stream(now)
         with torch.cuda.stream(self._beside):
-            pieces, places = [item.piece for item in given], [item.there for item in given]
+            pieces = [item.piece for item in given]
+            places = [item.there for item in given]
             copy_pieces(tensors, pieces, places, dim=swap.dim)
             with self.peers.exchange():
                 self._windows[name].meet()
@@ -130,7 +135,9 @@ class HeadExchange:
         return wait
 
     def _collective(self, tensors: Sequence[torch.Tensor], swap: Swap) -> Callable[[], None]:
-        pieces, given, taken = list[torch.Tensor](), [0] * self.ranks, [0] * self.ranks
+        pieces = list[torch.Tensor]()
+        given = [0] * self.ranks
+        taken = [0] * self.ranks
         places = [place for rank in sorted(swap.partners) for place in swap.partners[rank].taken]
         for rank, partner in sorted(swap.partners.items()):
             piece = partner.piece

@@ -20,11 +20,14 @@ import torch
 from chipsparse.parallel.head_exchange import Given, HeadExchange, Swap
 from chipsparse.parallel.sequence_cut import SequenceCut, shares
 
-TOKENS, HEADS = 1, 2  # dimensions of ``[B, N, H, D]``
+# Dimensions of ``[B, N, H, D]``.
+TOKENS = 1
+HEADS = 2
 # Names of windows: what attention reads, and what it gives. Nobody writes to one of them before all
 # have read it: query, key and value of a layer follow the output of the one before, and are needed
 # for its own.
-STATES, OUTPUT = "states", "output"
+STATES = "states"
+OUTPUT = "output"
 # In so many parts heads are exchanged, where each process has as many: the attention of one part
 # hides the exchange of the next. Nothing hides the arrival of the first, nor the way of the last
 # one's output, so these have few heads. More parts would leave a GPU too few blocks at a time.
@@ -135,9 +138,11 @@ def _route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> _Rou
 
 def _new_route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> _Route:
     batch, _, heads, width = like.shape
-    me, ranks = exchange.rank, range(exchange.ranks)
+    me = exchange.rank
+    ranks = range(exchange.ranks)
     run = [rank // cut.ulysses for rank in ranks]
-    tokens, rows = _ranges(cut.tokens), _ranges(cut.query_rows)
+    tokens = _ranges(cut.tokens)
+    rows = _ranges(cut.query_rows)
     in_run = [_shifted(tokens[rank], -rows[run[rank]].start) for rank in ranks]
     # By rank and part: the heads among those of the process, and among all.
     counts = [shares(heads, cut.ulysses)[rank % cut.ulysses] for rank in ranks]
@@ -174,7 +179,8 @@ def _new_route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> 
         )
 
     def outward(part: int) -> Swap:
-        own, whole = tokens[me], slice(None)
+        own = tokens[me]
+        whole = slice(None)
         return Swap(
             TOKENS,
             {

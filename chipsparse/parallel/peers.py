@@ -39,7 +39,8 @@ class Peers:
     """
 
     def __init__(self, ranks: Sequence[int], *, timeout_s: float = TIMEOUT_SECONDS) -> None:
-        own, store = dist.get_rank(), distributed_c10d._get_default_store()
+        own = dist.get_rank()
+        store = distributed_c10d._get_default_store()
         self.names = [f"rank {rank}" for rank in ranks]  # in messages
         self.rank = list(ranks).index(own)  # place in the order
         self._timeout_s = timeout_s

@@ -64,11 +64,13 @@ def cut_sequence(
     or runs of pieces, as the ``ring`` has processes have their own query rows in attention. Raises
     `ValueError` where there are fewer blocks of video or image tokens than ranks.
     """
-    grid, text = layout.grid_tokens, layout.text_tokens
+    grid = layout.grid_tokens
+    text = layout.text_tokens
     leading = layout.grid_columns.start
     sees_text = any(kind.mlp_sees_text for kind in layout.kinds)
     offset = leading % rows if sees_text else 0  # rows of the first block that are text
-    places, run = _Places(-offset, rows), ranks // ring
+    places = _Places(-offset, rows)
+    run = ranks // ring
     ends = [0, grid]
     if ring > 1:
         at_lists = _Places(-leading, query_rows)
@@ -146,7 +148,8 @@ def on_rank(layout: ModelLayout, cut: SequenceCut, rank: int) -> ModelLayout:
     share, and only the query rows are the rank's own.
     """
     run = rank // cut.ulysses
-    rows, first = layout.all_query_rows, sum(cut.query_rows[:run])
+    rows = layout.all_query_rows
+    first = sum(cut.query_rows[:run])
     if cut.ring > 1:
         assert not layout.exact_rows
         rows = range(first, first + cut.query_rows[run])

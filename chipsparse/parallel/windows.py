@@ -14,7 +14,8 @@ from chipsparse.parallel.peers import Peers
 # A GPU that waits so long for another gives up, as NCCL does; its process can then only end.
 TIMEOUT_MS = 600_000
 # Of a pair of GPUs, in CUDA's driver: one reads and writes the other's memory, and counts there.
-ACCESS, ATOMICS = 2, 3
+ACCESS = 2
+ATOMICS = 3
 NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # nothing here needs it, and it may hang
 
 
@@ -33,7 +34,8 @@ class Windows:
         if not reached:
             self._own = torch.empty(nbytes, dtype=torch.uint8, device=device)
             return
-        memory, error = _symmetric_memory(), None
+        memory = _symmetric_memory()
+        error = None
         try:
             # Not as `empty` does, which may take it from a pool: then it is of different sizes.
             self._own = memory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device)

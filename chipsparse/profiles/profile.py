@@ -29,7 +29,8 @@ Medium = Literal["video", "image"]
 ASSETS = Path(__file__).parents[1] / "assets"
 PROFILES = ASSETS / "profiles"
 QUALITIES_FILE = ASSETS / "qualities.yaml"
-IMAGES, ALL = "images", "all"  # keys of that file: what images differ in, and what all of these do
+IMAGES = "images"  # key of that file: what images differ in
+ALL = "all"  # key below it: what all images have
 BUNDLED_MODELS = ("tiny-wan", "tiny-flux")  # the first one is the command's default
 MODEL_PROFILE_NAME = "chipsparse.yaml"
 LARGEST_FILE_BYTES = 1 << 20
@@ -227,7 +228,8 @@ def _read_qualities(
     """Return the configs of all qualities: usual fields, those in common, each one's own."""
     configs = {}
     for name in dict.fromkeys([*QUALITIES, *differing]):
-        own, path = differing.get(name), f"qualities.{name}"
+        own = differing.get(name)
+        path = f"qualities.{name}"
         if name not in QUALITIES:
             raise ValueError(f"{path}: unknown quality; allowed: {', '.join(QUALITIES)}")
         if own is not None and not isinstance(own, Mapping):
@@ -251,16 +253,19 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
 
 def _read(path: Path) -> Any:
     """Return the values of a file; raise `ValueError` as `load_profile` does."""
-    problem, reason = "not valid YAML", ""
+    problem = "not valid YAML"
+    reason = ""
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # it would wait for a writer
             raise OSError(0, "it is a pipe or device; give a file")
         data: Any = yaml.load(read_text(path, most=LARGEST_FILE_BYTES), _ProfileLoader)
         return {} if data is None else data
     except OSError as error:
-        problem, reason = "cannot read the profile", str(error.strerror)
+        problem = "cannot read the profile"
+        reason = str(error.strerror)
     except UnicodeError:
-        problem, reason = "cannot read the profile", "it is no text in UTF-8"
+        problem = "cannot read the profile"
+        reason = "it is no text in UTF-8"
     except RecursionError:
         reason = "nested too deeply"
     except yaml.MarkedYAMLError as error:

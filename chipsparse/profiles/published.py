@@ -24,7 +24,8 @@ class PublishedPsnr:
     high: float
 
     def __str__(self) -> str:
-        low, high = f"{self.low:g}", f"{self.high:g}"
+        low = f"{self.low:g}"
+        high = f"{self.high:g}"
         return f"{low if low == high else f'{low}-{high}'} dB at {self.speedup:g}x"
 
 

@@ -255,7 +255,8 @@ class GenerationReport:
         if generation != self.generation:
             if not self._begun:
                 self._clear()
-            self.generation, self._begun = generation, self.in_call
+            self.generation = generation
+            self._begun = self.in_call
         record.generation = generation
         self.steps.append(record)
 

@@ -55,9 +55,12 @@ def read_kept_columns(
     where: tuple[str, str, int],  # transformer, branch and layer, for the result
 ) -> KeptColumns:
     """Read the packed bits of one layer; the host waits for them."""
-    blocks, size, query_rows = packed.shape[2], config.block_size, layout.query_rows
+    blocks = packed.shape[2]
+    size = config.block_size
+    query_rows = layout.query_rows
     lists = packed.flatten(0, 2).cpu().numpy()
-    counts, local = np.zeros(layout.tokens, np.int64), 0  # of lists that hold each column
+    counts = np.zeros(layout.tokens, np.int64)  # of lists that hold each column
+    local = 0
     for number, row in enumerate(lists):
         bits = np.unpackbits(row, bitorder="little", count=layout.tokens)
         own = query_rows[number % blocks * size :][:size]

@@ -85,7 +85,8 @@ def _why_no_layer(plan: SparsityPlan) -> str | None:
     """Return what of the config leaves no layer sparse, where no step is to be skipped."""
     if plan.has_sparse_layers or plan.schedule.skips_any:
         return None
-    count, first = plan.layout.layers, plan.config.schedule.first_dense_layers
+    count = plan.layout.layers
+    first = plan.config.schedule.first_dense_layers
     if first >= count:
         return f"schedule.first_dense_layers is {first}, and the model has {count} layers"
     return f"what layers and schedule.first_dense_layers name leaves all {count} layers dense"

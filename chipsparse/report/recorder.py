@@ -104,7 +104,8 @@ class CallRecorder:
         """Close an open call; `FallbackError` if strict and a layer of a sparse step was unseen."""
         if self._call is None:
             return
-        (record, plan, _), self._call = self._call, None
+        (record, plan, _) = self._call
+        self._call = None
         _count_traffic(record, traffic)
         record.finished = finished
         if finished and record.action is not Action.SKIP and not plan.is_dense():
@@ -124,7 +125,8 @@ class CallRecorder:
         seen = {(entry.layer, entry.part) for entry in record.layers}
         left = self.left_dense
         known = seen | left.keys()
-        reasons, missing = {**plan.dense, **left}, []
+        reasons = {**plan.dense, **left}
+        missing = []
         for layer in range(plan.layout.layers):
             for part, other in (PARTS, PARTS[::-1]):
                 if (layer, part) in seen:

@@ -13,7 +13,8 @@ Facts = list[tuple[str, str]]
 
 def facts(report: GenerationReport) -> Facts:
     """Return the facts of a report, most important first, each with its label."""
-    pipeline, rows = report.pipeline, Facts()
+    pipeline = report.pipeline
+    rows = Facts()
     if pipeline.class_name is not None:
         words = [
             pipeline.class_name,

@@ -82,7 +82,8 @@ class _Gap:
         self.paths = followed(self.paths)
         for slot, key in _kept(self.solver):
             slot[key] = followed(slot[key])
-        self.level, self.clean = level, clean
+        self.level = level
+        self.clean = clean
 
 
 class CorrectedSteps:
@@ -99,8 +100,10 @@ class CorrectedSteps:
         made: Callable[[], Made | None],
         corrected: Callable[[range], None],  # is told the numbers of the steps of each gap
     ) -> None:
-        self._scheduler, self._step = scheduler, step
-        self._made, self._corrected = made, corrected
+        self._scheduler = scheduler
+        self._step = step
+        self._made = made
+        self._corrected = corrected
         self._gap: _Gap | None = None
         self._levels: tuple[Any, int, list[float]] = (None, 0, [])
         self.is_placed = True  # False where the last step told no number: nothing is put right
@@ -108,7 +111,8 @@ class CorrectedSteps:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         names = [*GIVEN[: len(args)], *map(str, range(len(GIVEN), len(args)))]
         given = dict(zip(names, args, strict=True)) | kwargs
-        gap, self._gap = self._gap, None
+        gap = self._gap
+        self._gap = None
         made = self._made() if given.keys() >= set(GIVEN) else None
         if made is None:
             return self._step(*args, **kwargs)
@@ -137,7 +141,8 @@ class CorrectedSteps:
                 gap.predict(*place, given["model_output"])
             gap.go_on(*place, given)
             gap.distance = distance
-            gap.made, gap.skips_any = made, gap.skips_any or made.kind == "reused"
+            gap.made = made
+            gap.skips_any = gap.skips_any or made.kind == "reused"
             self._gap = gap
         return stepped
 
@@ -160,7 +165,8 @@ class CorrectedSteps:
                 vars(solver)[name] = list(value) if isinstance(value, list) else value
         for slot, key in _kept(solver):
             slot[key] = _three(slot[key])
-        schedule, tokens = self._scheduler.timesteps, given.get("per_token_timesteps")
+        schedule = self._scheduler.timesteps
+        tokens = given.get("per_token_timesteps")
         free = None if tokens is None else (tokens == tokens.max())[..., None]
         paths = _three(latents)
         return _Gap(
@@ -184,7 +190,8 @@ class CorrectedSteps:
 
     def _put_right(self, gap: _Gap, given: dict[str, Any]) -> dict[str, torch.Tensor]:
         """Put the scheduler's state right; return output and latents of the step behind the gap."""
-        output, sample = given["model_output"], given["sample"]
+        output = given["model_output"]
+        sample = given["sample"]
         level, distance = self._place(gap.solver.step_index)
         gap.predict(level, distance, output)
         moved = gap.paths[1] - gap.paths[0]

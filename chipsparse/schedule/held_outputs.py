@@ -50,5 +50,6 @@ class HeldOutputs:
             return last.tensor.clone()
         # Rounded once, to the dtype of the outputs.
         exact = torch.promote_types(last.tensor.dtype, torch.float32)
-        new, old = last.tensor.to(exact), before[0].tensor.to(exact)
+        new = last.tensor.to(exact)
+        old = before[0].tensor.to(exact)
         return (new + reach * (new - old)).to(last.tensor.dtype)

@@ -24,10 +24,16 @@ LEAST_CORRECTED = ((5.5, 0.28), (4.0, 0.2))
 # The weight of a skipped step by its place u in the generation, 0 to 1:
 # exp(EARLY exp(-u / REACH) + LATE u^POWER). Fitted to lists that were searched for two models, and
 # the best that was tried where skipped steps are not put right: benchmarks/notes/schedules.md.
-EARLY, REACH, LATE, POWER = 4.1, 0.2, 1.7, 9
+EARLY = 4.1
+REACH = 0.2
+LATE = 1.7
+POWER = 9
 # They are flatter where sparse steps stand between full ones: the caches of a refresh grow old.
-EARLY_OF_SPARSE, LATE_OF_SPARSE = 3.0, 1.4
-SHORT_RUN, FULL_OF_SHORT = 8, 3  # so few steps have at most so many full ones, see `short_list`
+EARLY_OF_SPARSE = 3.0
+LATE_OF_SPARSE = 1.4
+# So few steps have at most so many full ones, see `short_list`.
+SHORT_RUN = 8
+FULL_OF_SHORT = 3
 SHARES = {0.5: "half a forecast", 1.0: "a full forecast"}
 NO_SHARE = (
     "a share of the steps needs their number, which the pipeline does not tell: full_share makes "
@@ -66,7 +72,8 @@ class Schedule:
     @property
     def is_short(self) -> bool:
         """True where there are so few steps that all but some of the first are sparse."""
-        share, run = self.config.full_share, self.run or 0
+        share = self.config.full_share
+        run = self.run or 0
         some_sparse = share is not None and round(share * run) < run and self.config.sparse_steps
         return bool(some_sparse) and 2 < run <= SHORT_RUN
 
@@ -77,7 +84,9 @@ class Schedule:
         None where none are listed: the schedule has the published form, or gives a share of a
         number of steps that is not known.
         """
-        config, run, share = self.config, self.run, self.config.full_share
+        config = self.config
+        run = self.run
+        share = self.config.full_share
         if not config.lists_full:
             return None
         if config.full_steps is not None:
@@ -95,7 +104,9 @@ class Schedule:
     @cached_property
     def sparse_steps(self) -> tuple[int, ...]:
         """The steps that a list of full steps makes sparse."""
-        share, run, full = self.config.sparse_steps, self.run, self.full_steps
+        share = self.config.sparse_steps
+        run = self.run
+        full = self.full_steps
         assert full is not None
         if isinstance(share, tuple):
             return share
@@ -152,7 +163,8 @@ class Schedule:
         )
 
     def notes(self) -> list[str]:
-        config, run = self.config, self.run
+        config = self.config
+        run = self.run
         if not config.lists_full:
             return []
         if run is None:
@@ -185,7 +197,8 @@ def around_full(full_steps: Sequence[int], sparse: Iterable[int], end: int) -> t
 
     ``full_steps`` are in order, from the first step that runs on.
     """
-    actions, wanted = [Action.DENSE] * end, set(sparse)
+    actions = [Action.DENSE] * end
+    wanted = set(sparse)
     for full, following in itertools.pairwise((*full_steps, end)):
         gap = range(full + 1, following)
         if full > full_steps[0] and not wanted.isdisjoint(gap):
@@ -251,7 +264,8 @@ def short_list(steps: int, count: int = FULL_OF_SHORT) -> tuple[int, ...]:
 
 def list_text(schedule: Schedule, *, sparse: bool) -> str:
     """Return the words of a list of full steps: ``13 of 50 steps in full, close at the ...``."""
-    config, full = schedule.config, schedule.full_steps
+    config = schedule.config
+    full = schedule.full_steps
     assert full is not None
     if len(full) == schedule.run:
         return "the only step in full" if len(full) == 1 else f"all {len(full)} steps in full"

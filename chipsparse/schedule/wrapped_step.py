@@ -27,7 +27,9 @@ def wrap_step(
     """
     base: Any = type(scheduler)
     stock = getattr(base, BASE, base)
-    inner, active, inside = inspect.getattr_static(base, "step"), True, False
+    inner = inspect.getattr_static(base, "step")
+    active = True
+    inside = False
 
     def own(owner: Any) -> Any:
         set_by_user = None if isinstance(inner, property) else vars(owner).get("step")

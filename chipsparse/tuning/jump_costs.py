@@ -60,7 +60,9 @@ def jump_costs(trajectory: Trajectory, reuse: Reuse, growth: float) -> np.ndarra
     At ``[a, b, c]`` is that between full steps b and c (N: the end), where a was the full step
     before b. At ``[0, 0, c]`` there was none.
     """
-    steps, products, times = trajectory.steps, trajectory.products, trajectory.times
+    steps = trajectory.steps
+    products = trajectory.products
+    times = trajectory.times
     weights = trajectory.weights(growth)
     costs = np.full((steps, steps, steps + 1), np.inf)
     for b in range(steps):
@@ -88,7 +90,8 @@ def drift(trajectory: Trajectory, reuse: Reuse, growth: float, full: Sequence[in
     A held output lags behind in every gap, to the same side, which the costs of single jumps cannot
     show. So drift compares forecasts, as the costs compare lists. ``full`` begins with 0.
     """
-    weights, error = trajectory.weights(growth), np.zeros(trajectory.steps)
+    weights = trajectory.weights(growth)
+    error = np.zeros(trajectory.steps)
     ends = [*full[1:], trajectory.steps]
     for before, start, end in zip([0, *full], full, ends, strict=False):
         held, reaches = _gap_errors(trajectory, reuse, weights, start)
@@ -105,7 +108,8 @@ def _gap_errors(
     They are those of the held output, ``[N - start, N]`` in terms of the outputs; and how much of
     the change before that step, a unit of time, forecasts take off, ``[N - start]``.
     """
-    steps, times = np.arange(trajectory.steps), trajectory.times
+    steps = np.arange(trajectory.steps)
+    times = trajectory.times
     behind = weights * (steps > start)
     outputs = np.eye(trajectory.steps)
     held = behind[:, None] * (outputs - outputs[start])

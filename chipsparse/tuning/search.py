@@ -174,7 +174,8 @@ class Search:
         meets = meets_quality if wants_quality(self.target) else fast_enough
 
         def passes(signed: int) -> bool:
-            candidate, pairs = self._forms.candidate(form, sign * signed), list[Pair]()
+            candidate = self._forms.candidate(form, sign * signed)
+            pairs = list[Pair]()
             for prompt in self.held_out:
                 pairs.append(self._pair(candidate, prompt))
                 if not meets_quality(self.target, pairs):
@@ -228,8 +229,10 @@ def smallest(
     All above a number that passes pass, too. Looks from the start on in growing strides, then by
     bisection.
     """
-    failed, passed = low - 1, high + 1
-    place, stride = min(high, max(low, start)), 1
+    failed = low - 1
+    passed = high + 1
+    place = min(high, max(low, start))
+    stride = 1
     while failed + 1 < passed and may_go_on():
         if passes(place):
             passed = place

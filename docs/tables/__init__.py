@@ -39,7 +39,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "tiny-wan time": measured.tiny_wan_time,
     "equal work": measured.equal_work,
 }
-START, END = "<!-- table: {} -->", "<!-- end of table -->"
+START = "<!-- table: {} -->"
+END = "<!-- end of table -->"
 PLACE = re.compile(r"<!-- table: (?P<name>.*?) -->\n(?P<content>.*?)<!-- end of table -->", re.S)
 
 

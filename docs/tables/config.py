@@ -45,7 +45,8 @@ def _fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
 
 
 def _row(path: str, item: dataclasses.Field[Any], kind: Any) -> dict[str, str]:
-    value, default = "group", _default(item.default)
+    value = "group"
+    default = _default(item.default)
     if group_of(kind) is None:
         value = described(kind, item.metadata["minimum"], item.metadata["maximum"])
     elif item.name not in WRITTEN_BY_TUNE:
@@ -69,7 +70,8 @@ def group_of(kind: Any) -> type | None:
 
 def described(kind: Any, low: float | None, high: float | None) -> str:
     """Return a type in words, null left out, with the bounds of its numbers."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         kinds = (argument for argument in arguments if argument is not type(None))
         return " or ".join(described(argument, low, high) for argument in kinds)

@@ -36,7 +36,8 @@ from benchmarks.step_timing import PARTS
 
 # Okabe and Ito's colours, which most colour-blind readers tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#b4b4b4")
-NOTE, IDEAL = "#666666", "#8a8a8a"
+NOTE = "#666666"
+IDEAL = "#8a8a8a"
 STYLE: dict[Any, Any] = {
     **{"axes.axisbelow": True, "axes.spines.right": False, "axes.spines.top": False},
     **{"figure.constrained_layout.use": True, "figure.constrained_layout.h_pad": 0.12},
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if (args.kind == "frames") != (args.pictures is not None):
         parser.error("frames needs --pictures, and no other figure takes it")
-    records, options = read(*args.records), {"lossless": args.kind != "frames", "quality": 80}
+    records = read(*args.records)
+    options = {"lossless": args.kind != "frames", "quality": 80}
     if args.kind in ("photographs", "frames"):
         records = priced(records, known_prices())
     of_frames = {"pictures": args.pictures, "clip": args.clip} if args.kind == "frames" else {}
@@ -205,7 +207,8 @@ def photographs(records: Sequence[Record]) -> Figure:
 
 
 def _photographs_panel(axes: Axes, clips: Sequence[Record]) -> None:
-    first, last = SPEEDUPS[0], SPEEDUPS[-1]
+    first = SPEEDUPS[0]
+    last = SPEEDUPS[-1]
     clips = of_qualities(clips)
     rows = [row for row in rows_of(clips) if first <= row["speedup"] <= last]
     grid = [first * (last / first) ** (place / 100) for place in range(101)]

@@ -225,7 +225,8 @@ def full_size() -> str:
     records = full_size_records()
     rows = []
     for case in unique(records, "case"):
-        of_case, model = find(records, case=case), MODELS[case]
+        of_case = find(records, case=case)
+        model = MODELS[case]
         prices = measured_prices(records, model.qualities()["balanced"], case).by_action
         sparse = prices.get(Action.SPARSE)
         thirty = [
@@ -308,7 +309,8 @@ def full_size_8_bits() -> str:
     in_16_bits = {record["case"]: record for record in records if record["linears"] != "fp8"}
     rows = []
     for record in (record for record in records if record["schedule"] != "sparse"):
-        stock, speedup = _ms(record["baseline_step_ms"]), f"{record['speedup']:.2f}x"
+        stock = _ms(record["baseline_step_ms"])
+        speedup = f"{record['speedup']:.2f}x"
         other = in_16_bits.get(record["case"]) if record["linears"] == "fp8" else None
         if other is not None:
             stock += f" ({_ms(other['baseline_step_ms'])})"
@@ -336,7 +338,8 @@ def several_gpus() -> str:
     records = read(file)
     rows = []
     for record in records:
-        scale, alone = record["blocks"] / record["measured_blocks"], record["alone"]
+        scale = record["blocks"] / record["measured_blocks"]
+        alone = record["alone"]
         for together in record["together"]:
             ms = together["ms"]
             split = {"branches": together["guidance"], "heads": together["ulysses"]}
@@ -355,7 +358,8 @@ def several_gpus() -> str:
 
 def _of_ideal(record: Record, digits: int) -> str:
     """Return a speed-up with its share of the ideal and the TFLOP/s that it was reached with."""
-    speedup, share = record["speedup"], record["speedup"] / record["ideal"]
+    speedup = record["speedup"]
+    share = record["speedup"] / record["ideal"]
     return f"{speedup:.{digits}f}x ({share:.0%}, {record['tflops']:.0f})"
 
 

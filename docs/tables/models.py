@@ -22,9 +22,11 @@ def models() -> str:
     for model in list_models().models:
         argument, colon, calls = model.guidance.partition(": ")
         guidance = f"`{argument}`" if colon else "none"
-        attention, mlp = model.attention, model.mlp
+        attention = model.attention
+        mlp = model.mlp
         for phrase, shorter in SHORTER.items():
-            attention, mlp = attention.replace(phrase, shorter), mlp.replace(phrase, shorter)
+            attention = attention.replace(phrase, shorter)
+            mlp = mlp.replace(phrase, shorter)
         rows.append(
             {
                 "class of the transformer": f"`{model.transformer_class}`",

@@ -17,7 +17,8 @@ INT32_MAX = 2**31 - 1
 
 def column_selection(call: ColumnSelection) -> torch.Tensor:
     """Run a checked `ColumnSelection`."""
-    column_sums, static = call.column_sums, call.static_columns
+    column_sums = call.column_sums
+    static = call.static_columns
     batch, heads, blocks, columns = column_sums.shape
     packed = torch.empty(
         batch, heads, blocks, -(-columns // 8), dtype=torch.uint8, device=column_sums.device
@@ -43,7 +44,8 @@ def largest(keys: torch.Tensor, count: int) -> torch.Tensor:
     if count == 0:
         return torch.zeros_like(keys, dtype=torch.bool)
     threshold = keys.topk(count, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-    above, equal = keys > threshold, keys == threshold
+    above = keys > threshold
+    equal = keys == threshold
     still_free = count - above.sum(-1, keepdim=True)
     return above | (equal & (equal.cumsum(-1, dtype=torch.int32) <= still_free))
 

@@ -215,7 +215,10 @@ def _byte_counts(
     Number: tl.constexpr = row_ptr.dtype.element_ty
     in_chunk = tl.arange(0, BYTES)
     none = tl.zeros([BYTES], tl.int32)
-    c0, c1, c2, c3 = none, none, none, none
+    c0 = none
+    c1 = none
+    c2 = none
+    c3 = none
     if PACKED:
         numbers = (
             none + _number_pair(keys[0]),
@@ -461,7 +464,9 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
     column_sums = call.column_sums
     infinity = 0x7C00 if column_sums.dtype == torch.float16 else 0x7F80
     batch, heads, blocks, columns = column_sums.shape
-    rows, row_bytes, device = batch * heads * blocks, -(-columns // 8), column_sums.device
+    rows = batch * heads * blocks
+    row_bytes = -(-columns // 8)
+    device = column_sums.device
     packed = torch.empty(batch, heads, blocks, row_bytes, dtype=torch.uint8, device=device)
     if packed.numel() == 0:
         return packed

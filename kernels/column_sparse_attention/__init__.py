@@ -107,7 +107,8 @@ class ColumnSparseAttention(AttentionCall[torch.Tensor]):
             self.check_columns(mean_key=self.mean_key, mean_value=self.mean_value)
 
     def _check_residual(self) -> None:
-        residual, scale = self.residual, self.residual_scale
+        residual = self.residual
+        scale = self.residual_scale
         if (scale is not None) != (residual is not None and residual.dtype == FP8):
             dtype = None if residual is None else residual.dtype
             raise ValueError(

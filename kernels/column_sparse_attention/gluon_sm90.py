@@ -152,7 +152,8 @@ def _produce(
         means = 0
     filled = 0
     turn = 0
-    pid, step = gl.program_id(0), gl.num_programs(0)
+    pid = gl.program_id(0)
+    step = gl.num_programs(0)
     number, entries = _list(pid, items, row_tiles, counts_ptr, means, TILES_PER_BLOCK)
     next_number, next_entries = _list(
         pid + step, items, row_tiles, counts_ptr, means, TILES_PER_BLOCK
@@ -187,11 +188,13 @@ def _produce(
         k_head = k_ptr + _offset(b, h, stride_kb, stride_kh)
         v_head = v_ptr + _offset(b, h, stride_vb, stride_vh)
         mean_head = (b * H + h).to(gl.int64) * means * D
-        mean_k_head, mean_v_head = mean_k_ptr + mean_head, mean_v_ptr + mean_head
+        mean_k_head = mean_k_ptr + mean_head
+        mean_v_head = mean_v_ptr + mean_head
         next_start = next_number.to(gl.int64) * capacity - means
         position = number.to(gl.int64) * capacity - means + first
         # First the tiles that hold means, then the others.
-        begin, end = 0, 0
+        begin = 0
+        end = 0
         if MEANS:
             end = _tiles_with_means(tiles, first, means, TILE)
         for plain in gl.static_range(2):
@@ -230,9 +233,12 @@ def _produce(
                 async_load(v_smem.index(stage), v_rows)
                 mbarrier_arrive_on_copies(full_v.index(stage), increment_count=False)
                 filled += 1
-            begin, end = end, tiles
-        number, entries = next_number, next_entries
-        next_number, next_entries = after_number, after_entries
+            begin = end
+            end = tiles
+        number = next_number
+        entries = next_entries
+        next_number = after_number
+        next_entries = after_entries
 
 
 @gluon.jit
@@ -316,7 +322,8 @@ def _consume(
         p = gl.exp2(s * scale_log2 - gl.where(m == float("-inf"), 0.0, m)[:, None])
         total = gl.sum(p, 1)
         p_half = gl.convert_layout(p.to(dtype), p_layout)
-        begin, end = 1, 1
+        begin = 1
+        end = 1
         if MEANS:
             end = _tiles_with_means(tiles, first, means, TILE)
         for plain in gl.static_range(2):
@@ -325,7 +332,8 @@ def _consume(
                     q, s, p_half, o, m, total, used, smem, scale_log2,
                     means - first - (t - 1) * TILE, mean_bias, in_tile, STAGES, not plain,
                 )  # fmt: skip
-            begin, end = end, tiles
+            begin = end
+            end = tiles
         mbarrier.arrive(empty_q.index(turn & 1), count=1)
         stage = used % STAGES
         mbarrier.wait(full_v.index(stage), (used // STAGES) & 1)
@@ -439,7 +447,10 @@ def _column_sparse_attention_kernel(
 def column_sparse_attention(call: ColumnSparseAttention) -> torch.Tensor:
     """Run a checked `ColumnSparseAttention`."""
     query, scale = triton_support.with_positive_scale(call.query, call.softmax_scale)
-    key, value, indices, residual = call.key, call.value, call.indices, call.residual
+    key = call.key
+    value = call.value
+    indices = call.indices
+    residual = call.residual
     batch, heads, rows, head_dim = query.shape
     output = torch.empty_like(query)
     # The kernel reads rows of the residual as they lie.

@@ -12,20 +12,29 @@ from chipsparse.kernels.column_sparse_attention import ColumnSparseAttention
 
 def column_sparse_attention(call: ColumnSparseAttention) -> torch.Tensor:
     """Run a checked `ColumnSparseAttention`, as many blocks of heads at a time as fit a tile."""
-    query, key, value, indices, counts = call.query, call.key, call.value, call.indices, call.counts
-    block_size_q, dtype, device = call.block_size_q, compute_dtype(query), query.device
+    query = call.query
+    key = call.key
+    value = call.value
+    indices = call.indices
+    counts = call.counts
+    block_size_q = call.block_size_q
+    dtype = compute_dtype(query)
+    device = query.device
     batch, heads, rows, head_dim = query.shape
     means = 0
     if call.mean_key is not None and call.mean_value is not None:  # every list begins with them
         means = call.mean_key.shape[2]
-        key, value = torch.cat([call.mean_key, key], 2), torch.cat([call.mean_value, value], 2)
+        key = torch.cat([call.mean_key, key], 2)
+        value = torch.cat([call.mean_value, value], 2)
         listed = torch.arange(means, dtype=torch.int32, device=device)
         indices = torch.cat([listed.expand(*counts.shape, means), indices + means], 3)
         counts = counts + means
-    columns, capacity = key.shape[2], indices.shape[3]
+    columns = key.shape[2]
+    capacity = indices.shape[3]
     bias = torch.zeros(capacity, dtype=dtype, device=device)
     bias[:means] = math.log(call.mean_weight)
-    flat_key, flat_value = key.flatten(0, 2), value.flatten(0, 2)
+    flat_key = key.flatten(0, 2)
+    flat_value = value.flatten(0, 2)
     first_row = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1) * columns
     packed_rows = indices + first_row
     # Looking at the counts would make the host wait for a GPU; there the tail is always masked.

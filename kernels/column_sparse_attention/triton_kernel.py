@@ -48,10 +48,13 @@ def column_sparse_attention(
 
     launch = call.known().get(("triton", config))
     if launch is None:
-        key, value, block_size_q = call.key, call.value, call.block_size_q
+        key = call.key
+        value = call.value
+        block_size_q = call.block_size_q
         options = dict(CONFIGS[config or default_config(query)])
         tile_rows = rows_per_program(block_size_q, options.pop("BLOCK_M"))
-        blocks, row_tiles = block_count(rows, block_size_q), cdiv(block_size_q, tile_rows)
+        blocks = block_count(rows, block_size_q)
+        row_tiles = cdiv(block_size_q, tile_rows)
         sizes = (heads, rows, blocks, block_size_q, row_tiles)
         launch = call.known()["triton", config] = Launch(
             _column_sparse_attention_kernel,

@@ -18,7 +18,8 @@ from chipsparse.kernels.triton_support import (
 
 OP = "dense_attention"
 # Where our kernel is faster than PyTorch's: benchmarks/notes/dense_attention.md.
-FASTER_HEAD_DIM, FASTER_FROM_TOKENS = 128, 8192
+FASTER_HEAD_DIM = 128
+FASTER_FROM_TOKENS = 8192
 
 
 @dataclass(slots=True, eq=False)

@@ -32,7 +32,10 @@ def unsupported_reason(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
 
 def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `DenseAttention`; `unsupported_reason` must be None."""
-    query, key, value, kernels = call.query, call.key, call.value, call.kernels
+    query = call.query
+    key = call.key
+    value = call.value
+    kernels = call.kernels
     known = call.known()
     if "usable" not in known:
         known["usable"] = usable_kernels(query, key, value)

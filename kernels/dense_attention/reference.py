@@ -15,7 +15,8 @@ def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = compute_dtype(query)
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=query.device)
-    key, value = call.key.to(dtype), call.value.to(dtype)
+    key = call.key.to(dtype)
+    value = call.value.to(dtype)
     row_bytes = 2 * batch * heads * key.shape[2] * dtype.itemsize
     limit = tile_bytes(query.device)
     for first, last in ranges(rows, row_bytes, limit):

@@ -49,7 +49,9 @@ BLOCK_ROWS = 128
 TILE = 128
 # Tiles of keys, and of values, in flight, by head size; of half as many bytes in 8 bits.
 STAGES = {128: 2, 64: 4}
-CONSUMER_REGISTERS, CONSUMER_REGISTERS_8_BITS, HELPER_REGISTERS = 224, 240, 24
+CONSUMER_REGISTERS = 224
+CONSUMER_REGISTERS_8_BITS = 240
+HELPER_REGISTERS = 24
 
 Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
@@ -311,14 +313,16 @@ def _launch(
     ``[B, H, D, M']``, have the ``factors`` of `Fp8Attention` and the ``dtype`` of their output.
     """
     batch, heads, rows, head_dim = query.shape
-    columns, device = key.shape[2], query.device
+    columns = key.shape[2]
+    device = query.device
     part_rows = BLOCK_ROWS if block_size_q % BLOCK_ROWS == 0 else 64
     parts_per_block = block_size_q // part_rows
     blocks = block_count(rows, block_size_q)
     parts = blocks * parts_per_block
     output = torch.empty_like(query, dtype=dtype)
     lse = torch.empty(batch, heads, rows, dtype=torch.float32, device=device)
-    sums, previous = None, lse
+    sums = None
+    previous = lse
     if lse_previous is not None:
         shape = (batch, heads, parts, columns)
         sums = torch.empty(shape, dtype=torch.bfloat16, device=device)

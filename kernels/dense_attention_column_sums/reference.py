@@ -18,10 +18,15 @@ def dense_attention_column_sums(
     call: DenseAttentionColumnSums,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run a checked `DenseAttentionColumnSums`."""
-    query, key, value, block_size_q = call.query, call.key, call.value, call.block_size_q
+    query = call.query
+    key = call.key
+    value = call.value
+    block_size_q = call.block_size_q
     batch, heads, rows, _ = query.shape
-    columns, blocks = key.shape[2], block_count(rows, block_size_q)
-    dtype, device = compute_dtype(query), query.device
+    columns = key.shape[2]
+    blocks = block_count(rows, block_size_q)
+    dtype = compute_dtype(query)
+    device = query.device
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)
     column_sums = torch.empty(
@@ -31,7 +36,8 @@ def dense_attention_column_sums(
     limit = tile_bytes(device)
     lse_previous = call.lse_previous.to(dtype)
     for b, h in product(range(batch), range(heads)):
-        key_tile, value_tile = key[b, h].to(dtype), value[b, h].to(dtype)
+        key_tile = key[b, h].to(dtype)
+        value_tile = value[b, h].to(dtype)
         for chunk in block_chunks(rows, block_size_q, block_bytes, limit):
             scores = torch.mm(query[b, h, chunk.rows].to(dtype) * call.softmax_scale, key_tile.T)
             weights, chunk_lse = softmax_with_lse(scores)

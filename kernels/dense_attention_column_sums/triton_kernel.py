@@ -118,9 +118,11 @@ def _launch(
     ``[B, H, D, M']``, have the ``factors`` of `Fp8Attention` and the ``dtype`` of their output.
     """
     batch, heads, rows, head_dim = query.shape
-    columns, device = key.shape[2], query.device
+    columns = key.shape[2]
+    device = query.device
     tile_rows = rows_per_program(block_size_q, options["BLOCK_M"])
-    blocks, row_tiles = block_count(rows, block_size_q), cdiv(block_size_q, tile_rows)
+    blocks = block_count(rows, block_size_q)
+    row_tiles = cdiv(block_size_q, tile_rows)
     units = batch * heads * blocks
     # Laid out like the query, so that a view of [B, N, H, D] gives one: no copy follows.
     output = torch.empty_like(query, dtype=dtype)

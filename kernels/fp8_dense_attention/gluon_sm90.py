@@ -67,7 +67,8 @@ def load_8_bits(descriptors, smem, sizes, TILE: gl.constexpr, STAGES: gl.constex
             stage = filled % STAGES
             mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
-            keys, values = first_column(t, tiles, TILE), first_column(t - 1, tiles, TILE)
+            keys = first_column(t, tiles, TILE)
+            values = first_column(t - 1, tiles, TILE)
             tma_load(k_desc, [b, h, keys, 0], full.index(stage), k_smem.index(stage))
             tma_load(v_desc, [b, h, 0, values], full.index(stage), v_smem.index(stage))
             filled += 1

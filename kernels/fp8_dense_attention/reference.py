@@ -20,9 +20,12 @@ def fp8_dense_attention(
     call: Fp8DenseAttention,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Run a checked `Fp8DenseAttention`."""
-    tensors, block_size_q, lse_previous = call.tensors, call.block_size_q, call.lse_previous
+    tensors = call.tensors
+    block_size_q = call.block_size_q
+    lse_previous = call.lse_previous
     batch, heads, rows, _ = tensors.query.shape
-    columns, blocks = tensors.columns, block_count(rows, block_size_q)
+    columns = tensors.columns
+    blocks = block_count(rows, block_size_q)
     device = tensors.query.device
     output = torch.empty_like(tensors.query, dtype=tensors.dtype)
     lse = torch.empty(batch, heads, rows, device=device)

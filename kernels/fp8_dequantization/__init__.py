@@ -38,7 +38,8 @@ class Fp8Dequantization(Call[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes or dtypes do not fit."""
-        data, scale = self.data, self.scale
+        data = self.data
+        scale = self.scale
         if data.dtype != FP8 or data.dim() != 2 or (data.shape[1] > 1 and data.stride(1) != 1):
             raise ValueError(
                 f"data must be {FP8} [R, K] with contiguous rows, got {data.dtype} "

@@ -11,12 +11,15 @@ from chipsparse.kernels.launch import launch
 from chipsparse.kernels.triton_blocks import from_fp8_bits
 from chipsparse.kernels.triton_support import cdiv
 
-TILE_ROWS, TILE_COLUMNS, WARPS = 64, 128, 8
+TILE_ROWS = 64
+TILE_COLUMNS = 128
+WARPS = 8
 
 
 def fp8_dequantization(call: Fp8Dequantization) -> torch.Tensor:
     """Run a checked `Fp8Dequantization`."""
-    data, scale = call.data, call.scale
+    data = call.data
+    scale = call.scale
     rows, columns = data.shape
     shape = (columns, rows) if call.turned else (rows, columns)
     stored = torch.empty(shape, dtype=call.dtype, device=data.device)

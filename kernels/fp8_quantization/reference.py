@@ -25,9 +25,12 @@ from chipsparse.kernels.triton_support import with_positive_scale
 def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
     """Run a checked `Fp8Quantization`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
-    key, value = call.key, call.value
+    key = call.key
+    value = call.value
     batch, heads, rows, head_dim = query.shape
-    columns, device, dtype = key.shape[2], query.device, compute_dtype(query)
+    columns = key.shape[2]
+    device = query.device
+    dtype = compute_dtype(query)
     stored = -(-columns // STORED_TOGETHER) * STORED_TOGETHER
     result = Fp8Attention(
         query=torch.empty_like(query, dtype=torch.int8),
@@ -41,7 +44,8 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
         dtype=query.dtype,
     )
     for head in product(range(batch), range(heads)):
-        head_query, head_key = query[head].to(dtype), key[head].to(dtype)
+        head_query = query[head].to(dtype)
+        head_key = key[head].to(dtype)
         if call.rotate:
             head_query, head_key = map(hadamard_transform, (head_query, head_key))
         mean = head_key.mean(0)
@@ -60,7 +64,8 @@ def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
         mean = _finite(head_value).mean(0)
         head_value = head_value - mean
         value_scale = _fp8_scale(_finite(head_value).abs().amax(0))
-        result.value_mean[head], result.value_scale[head] = mean, value_scale
+        result.value_mean[head] = mean
+        result.value_scale[head] = value_scale
         result.value[head] = store(to_fp8(head_value / value_scale))
     return result
 

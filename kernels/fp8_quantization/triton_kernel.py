@@ -39,14 +39,18 @@ ROUNDING = tl.constexpr(1.5 * 2.0**23)
 LEAST_NORMAL = tl.constexpr(2.0**-126)
 # Tokens of a program that notes, of one that rounds, and of a step of both. What notes values has
 # steps of its own, see `_range`, and a chunk is a multiple of them.
-CHUNK_TOKENS, PART_TOKENS, TILE_TOKENS = 1024, 256, 64
-WARPS, MAKE_WARPS = 4, 16
+CHUNK_TOKENS = 1024
+PART_TOKENS = 256
+TILE_TOKENS = 64
+WARPS = 4
+MAKE_WARPS = 16
 ROUND_STAGES = 2  # with 3, what is loaded ahead leaves shared memory for fewer programs
 # Channels that tensor cores rotate. Of 128 two halves are, and then added and subtracted: half of
 # the products, and a matrix of a quarter, which each program makes for itself.
 ROTATED = tl.constexpr(64)
 # 16-bit numbers that all threads read by 16 bytes each, and how often they do that in a row.
-AT_ONCE, IN_A_ROW = tl.constexpr(1024), tl.constexpr(8)
+AT_ONCE = tl.constexpr(1024)
+IN_A_ROW = tl.constexpr(8)
 CHUNKS_AT_ONCE = tl.constexpr(32)
 # Rows of what a chunk notes, and of what becomes of it; each has D numbers.
 NOTED = tl.constexpr(6)  # sum, least and largest of the keys, then of the values
@@ -56,16 +60,19 @@ MADE = tl.constexpr(4)  # mean of the keys and their scale, mean of the values a
 def fp8_quantization(call: Fp8Quantization) -> Fp8Attention:
     """Run a checked `Fp8Quantization`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
-    key, value = call.key, call.value
+    key = call.key
+    value = call.value
     batch, heads, rows, head_dim = query.shape
-    columns, device = key.shape[2], query.device
+    columns = key.shape[2]
+    device = query.device
     stored = cdiv(columns, STORED_TOGETHER) * STORED_TOGETHER
     chunks = cdiv(columns, CHUNK_TOKENS)
 
     def numbers(*shape: int) -> torch.Tensor:
         return torch.empty(batch, heads, *shape, dtype=torch.float32, device=device)
 
-    noted, made = numbers(chunks, NOTED.value, head_dim), numbers(MADE.value, head_dim)
+    noted = numbers(chunks, NOTED.value, head_dim)
+    made = numbers(MADE.value, head_dim)
     result = Fp8Attention(
         query=torch.empty_like(query, dtype=torch.int8),
         key=torch.empty(batch, heads, columns, head_dim, dtype=torch.int8, device=device),
@@ -215,18 +222,22 @@ def _by_threads(x, ROWS: tl.constexpr):
 def _range(ptr, stride, first, last, columns, HEAD_DIM: tl.constexpr, FINITE: tl.constexpr):
     """Sum, least and largest of each channel; where ``FINITE``, of finite numbers alone."""
     ROWS: tl.constexpr = AT_ONCE // HEAD_DIM
-    place, dims = tl.arange(0, IN_A_ROW * ROWS), tl.arange(0, HEAD_DIM)
+    place = tl.arange(0, IN_A_ROW * ROWS)
+    dims = tl.arange(0, HEAD_DIM)
     total = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    least, most = total + INFINITY, total - INFINITY
+    least = total + INFINITY
+    most = total - INFINITY
     for start in range(first, last, IN_A_ROW * ROWS):
         token = start + place
         # Behind the last token it comes again, which changes no range, and counts in no sum.
         counts = (token < columns).to(tl.float32)[:, None]
         row = tl.minimum(token, columns - 1).to(tl.int64)[:, None]
         x = tl.load(ptr + row * stride + dims[None, :]).to(tl.float32)
-        low, high = x, x
+        low = x
+        high = x
         if FINITE:
-            low, high = tl.where(_is_finite(x), x, INFINITY), tl.where(_is_finite(x), x, -INFINITY)
+            low = tl.where(_is_finite(x), x, INFINITY)
+            high = tl.where(_is_finite(x), x, -INFINITY)
             x = tl.where(_is_finite(x), x, 0.0)
         total += tl.sum(_by_threads(x * counts, ROWS), 0)
         least = tl.minimum(least, tl.min(_by_threads(low, ROWS), 0))
@@ -251,7 +262,8 @@ def _rotated_range(
     # Channels are the rows of the products, so that a thread has few of them and many tokens: of
     # each channel those with the same t of 8 j + 2 t + e.
     total = tl.zeros([HEAD_DIM, 4], tl.float32)
-    least, most = total + INFINITY, total - INFINITY
+    least = total + INFINITY
+    most = total - INFINITY
     for start in range(first, last, TILE):
         token = start + tl.arange(0, TILE)
         counts = (token < columns).to(tl.float32)[None, :]
@@ -291,8 +303,10 @@ def _note_kernel(
     WIDE_PRODUCTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    head, chunk = tl.program_id(0), tl.program_id(1)
-    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    head = tl.program_id(0)
+    chunk = tl.program_id(1)
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
     dims = tl.arange(0, HEAD_DIM)
     first = chunk * CHUNK
     last = tl.minimum(first + CHUNK, columns)
@@ -356,8 +370,10 @@ def _make_kernel(
     noted_ptr += head * chunks * NOTED * HEAD_DIM + dims[None, :]
     key_sum = tl.zeros([CHUNKS_AT_ONCE, HEAD_DIM], tl.float32)
     value_sum = key_sum
-    key_least, value_least = key_sum + INFINITY, key_sum + INFINITY
-    key_most, value_most = key_sum - INFINITY, key_sum - INFINITY
+    key_least = key_sum + INFINITY
+    value_least = key_sum + INFINITY
+    key_most = key_sum - INFINITY
+    value_most = key_sum - INFINITY
     for first in range(0, chunks, CHUNKS_AT_ONCE):
         chunk = first + tl.arange(0, CHUNKS_AT_ONCE)[:, None]
         counts = chunk < chunks
@@ -425,11 +441,14 @@ def _round_kernel(
     TILE: tl.constexpr,
 ):
     """Rounds a part of the queries, the keys or the values of a head."""
-    head, part = tl.program_id(0), tl.program_id(1)
-    b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
+    head = tl.program_id(0)
+    part = tl.program_id(1)
+    b = (head // heads).to(tl.int64)
+    h = (head % heads).to(tl.int64)
     head = head.to(tl.int64)
     made_ptr += head * MADE * HEAD_DIM
-    row_parts, column_parts = tl.cdiv(rows, PART), tl.cdiv(columns, PART)
+    row_parts = tl.cdiv(rows, PART)
+    column_parts = tl.cdiv(columns, PART)
     dims = tl.arange(0, HEAD_DIM)
     unit = _unit(HEAD_DIM, ROTATE)
     if part < row_parts:
@@ -438,7 +457,8 @@ def _round_kernel(
         query8_ptr += b * query8_stride_b + h * query8_stride_h
         first = part * PART
         last = tl.minimum(first + PART, rows)
-        mean, key_scale = tl.load(made_ptr + dims)[None, :], tl.load(made_ptr + HEAD_DIM)
+        mean = tl.load(made_ptr + dims)[None, :]
+        key_scale = tl.load(made_ptr + HEAD_DIM)
         for start in range(first, last, TILE):
             token = start + tl.arange(0, TILE)
             exists = token < last
@@ -466,7 +486,8 @@ def _round_kernel(
         key8_ptr += head * columns * HEAD_DIM
         first = (part - row_parts) * PART
         last = tl.minimum(first + PART, columns)
-        mean, factor = tl.load(made_ptr + dims)[None, :], 1.0 / tl.load(made_ptr + HEAD_DIM)
+        mean = tl.load(made_ptr + dims)[None, :]
+        factor = 1.0 / tl.load(made_ptr + HEAD_DIM)
         for start in range(first, last, TILE):
             token = start + tl.arange(0, TILE)
             x = _read_rows(

@@ -61,7 +61,8 @@ class Fp8RowRounding(Call[Fp8Rows]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shape, dtype or headroom does not fit."""
-        rows, shape = self.rows, "[B, M, K]" if self.turned else "[M, K]"
+        rows = self.rows
+        shape = "[B, M, K]" if self.turned else "[M, K]"
         check_floating(rows=rows)
         if rows.dim() != (3 if self.turned else 2) or not rows.shape[-1]:
             raise ValueError(f"rows must be {shape}, K of 1 or more, got {list(rows.shape)}")

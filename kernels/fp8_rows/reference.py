@@ -11,7 +11,8 @@ from chipsparse.kernels.fp8_rows import SCALE_OF_ZEROS, SMALLEST_SCALE, Fp8RowRo
 
 def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
     """Run a checked `Fp8RowRounding`."""
-    rows, (data, scale) = call.rows, call.results()
+    rows = call.rows
+    (data, scale) = call.results()
     count = rows.shape[-2]
     row_bytes = 2 * 4 * (rows.numel() // max(1, count))
     for first, last in ranges(count, row_bytes, tile_bytes(rows.device)):

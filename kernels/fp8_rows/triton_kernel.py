@@ -29,13 +29,15 @@ INFINITY = tl.constexpr(float("inf"))
 # Numbers of a contiguous row at a time: 16 bytes for each thread, twice.
 TILE = 4096
 # Of a program for turned rows: whole cache lines whichever of the two are contiguous, also of FP8.
-ROWS, COLUMNS = 128, 128
+ROWS = 128
+COLUMNS = 128
 WARPS = 8
 
 
 def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
     """Run a checked `Fp8RowRounding`."""
-    rows, (data, scale) = call.rows, call.results()
+    rows = call.rows
+    (data, scale) = call.results()
     if not scale.numel():
         return Fp8Rows(data, scale)
     rounding: dict[str, Any] = {

@@ -36,8 +36,11 @@ def unpacked_bits(packed: torch.Tensor, columns: int) -> torch.Tensor:
 
 def packed_to_indices(call: PackedToIndices) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `PackedToIndices`."""
-    packed, columns, capacity = call.packed, call.columns, call.capacity
-    shape, device = packed.shape[:-1], packed.device
+    packed = call.packed
+    columns = call.columns
+    capacity = call.capacity
+    shape = packed.shape[:-1]
+    device = packed.device
     packed = packed.reshape(shape.numel(), packed.shape[-1])
     rows = packed.shape[0]
     chunks = list(ranges(rows, columns * TRANSIENT_BYTES_PER_COLUMN, TRANSIENT_BYTES))

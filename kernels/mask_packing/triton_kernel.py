@@ -187,7 +187,10 @@ def _list_kernel(
     next3, _ = _load_words(packed_ptr, row, row_bytes, columns, word + 3)
     first_column = tl.min(column, axis=0)
     for first in range(0, row_bytes + 3, 512):
-        bits0, bits1, bits2, bits3 = next0, next1, next2, next3
+        bits0 = next0
+        bits1 = next1
+        bits2 = next2
+        bits3 = next3
         # One tile ahead, so that a warp does not wait for what it has just asked for.
         word = first // 4 + 128 + lane * 4
         next0, _ = _load_words(packed_ptr, row, row_bytes, columns, word)
@@ -245,7 +248,8 @@ def packed_bits(mask: torch.Tensor) -> torch.Tensor:
 
 def unpack_mask(call: UnpackMask) -> torch.Tensor:
     """Run a checked `UnpackMask`."""
-    packed, columns = call.packed.contiguous(), call.columns
+    packed = call.packed.contiguous()
+    columns = call.columns
     mask = torch.empty(*packed.shape[:-1], columns, dtype=torch.bool, device=packed.device)
     _convert(_unpack_kernel, packed, mask.view(torch.uint8), packed, columns)
     return mask
@@ -272,7 +276,8 @@ def _convert(
 
 def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:
     """Set columns of each row of packed bits: int32 ``[...]``, without waiting for the device."""
-    shape, row_bytes = packed.shape[:-1], packed.shape[-1]
+    shape = packed.shape[:-1]
+    row_bytes = packed.shape[-1]
     packed = _word_aligned(packed)
     counts = torch.zeros(shape, dtype=torch.int32, device=packed.device)
     if packed.numel():
@@ -291,8 +296,10 @@ def packed_counts(packed: torch.Tensor, columns: int) -> torch.Tensor:
 
 def packed_to_indices(call: PackedToIndices) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a checked `PackedToIndices`."""
-    columns, capacity = call.columns, call.capacity
-    shape, row_bytes = call.packed.shape[:-1], call.packed.shape[-1]
+    columns = call.columns
+    capacity = call.capacity
+    shape = call.packed.shape[:-1]
+    row_bytes = call.packed.shape[-1]
     packed = _word_aligned(call.packed)
     if capacity is None:
         capacity = int(packed_counts(packed, columns).max()) if shape.numel() else 0

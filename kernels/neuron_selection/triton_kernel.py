@@ -97,7 +97,8 @@ def neuron_selection(call: NeuronSelection) -> torch.Tensor:
 
 def mean_tokens(call: FirstLayerCall[Any]) -> torch.Tensor:
     """Mean token of each block, as two numbers whose sum it is: ``[2, B, G, C]``, contiguous."""
-    hidden, block_size = call.hidden, call.block_size
+    hidden = call.hidden
+    block_size = call.block_size
     batch, rows, channels = hidden.shape
     blocks = block_count(rows, block_size)
     parts = torch.empty(2, batch, blocks, channels, dtype=hidden.dtype, device=hidden.device)
@@ -131,7 +132,8 @@ def thin_product(
     Returns the means and their absolute differences, float32 ``[B, G, F]``.
     """
     _, batch, blocks, channels = parts.shape
-    weight, gate_bias = call.weight, call.gate_bias
+    weight = call.weight
+    gate_bias = call.gate_bias
     neurons = weight.shape[0]
     means = torch.empty(batch, blocks, neurons, dtype=torch.float32, device=parts.device)
     scores = None if mean_cache is None else torch.empty_like(means)

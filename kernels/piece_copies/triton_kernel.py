@@ -55,24 +55,29 @@ def _copy_kernel(
     place_stride_n = tl.multiple_of(tl.load(entry_ptr + 6), ALIGNED)
     place_stride_h = tl.multiple_of(tl.load(entry_ptr + 7), ALIGNED)
     if CUTS_HEADS:
-        piece_tokens, piece_heads = tokens, count
+        piece_tokens = tokens
+        piece_heads = count
     else:
-        piece_tokens, piece_heads = count, heads
+        piece_tokens = count
+        piece_heads = heads
     tiles = tl.cdiv(piece_tokens, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
     for number in tl.static_range(TENSORS):
         if number == 0:
-            tensor_ptr, stride_b, stride_n, stride_h = (
-                first_ptr, first_stride_b, first_stride_n, first_stride_h,
-            )  # fmt: skip
+            tensor_ptr = first_ptr
+            stride_b = first_stride_b
+            stride_n = first_stride_n
+            stride_h = first_stride_h
         elif number == 1:
-            tensor_ptr, stride_b, stride_n, stride_h = (
-                second_ptr, second_stride_b, second_stride_n, second_stride_h,
-            )  # fmt: skip
+            tensor_ptr = second_ptr
+            stride_b = second_stride_b
+            stride_n = second_stride_n
+            stride_h = second_stride_h
         else:
-            tensor_ptr, stride_b, stride_n, stride_h = (
-                third_ptr, third_stride_b, third_stride_n, third_stride_h,
-            )  # fmt: skip
+            tensor_ptr = third_ptr
+            stride_b = third_stride_b
+            stride_n = third_stride_n
+            stride_h = third_stride_h
         tensor_ptr += start * (stride_h if CUTS_HEADS else stride_n)
         # From a tensor whose alignment the compiler knows, or it would copy single numbers.
         place_ptr = near_ptr + tl.multiple_of(tl.load(entry_ptr + 2 + number), ALIGNED)
@@ -132,7 +137,8 @@ def _table(
     device: torch.device,
 ) -> tuple[torch.Tensor, int]:
     """The kernel's table, and by which number all offsets and strides can be divided."""
-    entries, numbers = [], []
+    entries = []
+    numbers = []
     for start, count, places, strides in pieces:
         offsets = [(place - near) // itemsize for place in places]
         numbers += [*offsets, *strides[:3]]

@@ -52,7 +52,8 @@ class SparseMLPDown(Call[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes or dtypes do not fit."""
-        delta, weight = self.delta, self.weight
+        delta = self.delta
+        weight = self.weight
         check_floating(delta=delta, output_cache=self.output_cache)
         check_block_size(block_size=self.block_size)
         if delta.dim() != 3:

@@ -137,7 +137,8 @@ def _consume(
 ):  # fmt: skip
     """Sums of 64 tokens and a tile of channels over the block's neurons."""
     cache_ptr, addend_ptr, out_ptr = pointers
-    full, empty = smem[2], smem[3]
+    full = smem[2]
+    empty = smem[3]
     items, tiles, list_sizes, rows, channels8, stride_cb, stride_cn8, stride_ab, stride_an8 = sizes
     _, _, _, capacity = list_sizes
     ends = (rows, channels8 * 8, stride_cn8, stride_an8)
@@ -217,8 +218,11 @@ def _sparse_mlp_down_kernel(
 
 def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     """Run a checked `SparseMLPDown`."""
-    delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
-    output_cache, addend = call.output_cache, call.addend
+    delta = call.delta
+    weight = call.weight
+    neuron_indices = call.neuron_indices
+    output_cache = call.output_cache
+    addend = call.addend
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
     blocks = neuron_indices.shape[1]

@@ -10,8 +10,11 @@ from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
 
 def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     """Run a checked `SparseMLPDown`."""
-    delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
-    output_cache, addend = call.output_cache, call.addend
+    delta = call.delta
+    weight = call.weight
+    neuron_indices = call.neuron_indices
+    output_cache = call.output_cache
+    addend = call.addend
     block_size = call.block_size
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]

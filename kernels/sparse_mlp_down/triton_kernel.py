@@ -27,8 +27,11 @@ SMALL_CONFIG = {**SHARED, "BLOCK_N": 128, "BLOCK_K": 32, "STAGES": 4}
 
 def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     """Run a checked `SparseMLPDown`."""
-    delta, weight, neuron_indices = call.delta, call.weight, call.neuron_indices
-    output_cache, addend = call.output_cache, call.addend
+    delta = call.delta
+    weight = call.weight
+    neuron_indices = call.neuron_indices
+    output_cache = call.output_cache
+    addend = call.addend
     block_size = call.block_size
     batch, rows, capacity = delta.shape
     channels = weight.shape[0]
@@ -38,7 +41,8 @@ def sparse_mlp_down(call: SparseMLPDown) -> torch.Tensor:
     delta = with_padding(delta)
     options = dict(LARGE_CONFIG if has_large_shared_memory(delta.device) else SMALL_CONFIG)
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
-    blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
+    blocks = block_count(rows, block_size)
+    row_tiles = cdiv(block_size, tile_rows)
     tiles = cdiv(channels, options["BLOCK_N"])
     sizes = (rows, channels, capacity, blocks, block_size, row_tiles)
     # The kernel never reads the tensors that are not there.

@@ -53,7 +53,8 @@ class SparseMLPUp(FirstLayerCall[torch.Tensor]):
 
     def check(self) -> None:
         """Raises ``ValueError`` where shapes, dtypes or the activation do not fit."""
-        indices, cache = self.neuron_indices, self.activation_cache
+        indices = self.neuron_indices
+        cache = self.activation_cache
         self.check_first_layer(activated=True)
         batch, rows, _ = self.hidden.shape
         if self.cache_scale is None:

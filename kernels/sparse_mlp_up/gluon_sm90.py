@@ -206,7 +206,9 @@ def _compute(
     WG: gl.constexpr,
 ):  # fmt: skip
     """Computes and stores 64 tokens and ROWS neurons, 128 or 256 of them."""
-    full, empty, capacity = smem[2], smem[3], ends[0]
+    full = smem[2]
+    empty = smem[3]
+    capacity = ends[0]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     neurons0, line0 = _listed(first, list_ptr, capacity, TURNED)
     neurons1, line1 = _listed(first + 64, list_ptr, capacity, TURNED)
@@ -327,7 +329,9 @@ def _sparse_mlp_up_kernel(
 
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     """Run a checked `SparseMLPUp`."""
-    hidden, weight, bias = call.hidden, call.weight, call.bias
+    hidden = call.hidden
+    weight = call.weight
+    bias = call.bias
     neuron_indices = call.neuron_indices
     batch, rows, channels = hidden.shape
     blocks, capacity = neuron_indices.shape[1:]

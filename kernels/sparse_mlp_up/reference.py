@@ -15,10 +15,12 @@ from chipsparse.kernels.token_layout import empty_token_contiguous, is_token_con
 
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     """Run a checked `SparseMLPUp`."""
-    hidden, activation_cache = call.hidden, call.activation_cache
+    hidden = call.hidden
+    activation_cache = call.activation_cache
     # PyTorch neither gathers nor scatters FP8, but bytes.
     cache = activation_cache if call.cache_scale is None else activation_cache.view(torch.uint8)
-    neuron_indices, block_size = call.neuron_indices, call.block_size
+    neuron_indices = call.neuron_indices
+    block_size = call.block_size
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
     dtype = compute_dtype(hidden)

@@ -29,7 +29,9 @@ LARGEST_FP8 = tl.constexpr(LARGEST)
 INFINITY = tl.constexpr(float("inf"))
 
 # Tokens and neurons of a program that only applies the activation function.
-ACTIVATE_TOKENS, ACTIVATE_NEURONS, ACTIVATE_WARPS = 512, 4, 4
+ACTIVATE_TOKENS = 512
+ACTIVATE_NEURONS = 4
+ACTIVATE_WARPS = 4
 
 
 def _config(device: torch.device, *, gated: bool, in_fp8: bool) -> dict[str, int]:
@@ -49,9 +51,13 @@ def _config(device: torch.device, *, gated: bool, in_fp8: bool) -> dict[str, int
 
 def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     """Run a checked `SparseMLPUp`."""
-    hidden, weight, bias = call.hidden, call.weight, call.bias
+    hidden = call.hidden
+    weight = call.weight
+    bias = call.bias
     neuron_indices = call.neuron_indices
-    gate_weight, gate_bias, block_size = call.gate_weight, call.gate_bias, call.block_size
+    gate_weight = call.gate_weight
+    gate_bias = call.gate_bias
+    block_size = call.block_size
     batch, rows, channels = hidden.shape
     capacity = neuron_indices.shape[2]
     delta = empty_token_contiguous(hidden, batch, rows, capacity)
@@ -61,7 +67,8 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     in_fp8 = call.cache_scale is not None
     options = _config(hidden.device, gated=gated, in_fp8=in_fp8)
     tile_rows = rows_per_program(block_size, options.pop("BLOCK_M"))
-    blocks, row_tiles = block_count(rows, block_size), cdiv(block_size, tile_rows)
+    blocks = block_count(rows, block_size)
+    row_tiles = cdiv(block_size, tile_rows)
     tiles = cdiv(capacity, options["BLOCK_N"])
     cache = with_padding(call.activation_cache)
     sizes = (rows, channels, capacity, blocks, block_size, row_tiles)
@@ -261,9 +268,13 @@ def _sparse_mlp_up_kernel(
 @torch.no_grad()
 def dense_activation(call: DenseActivation) -> torch.Tensor:
     """Run a checked `DenseActivation`: library products, then one kernel in place."""
-    hidden, weight, bias = call.hidden, call.weight, call.bias
-    gate_weight, gate_bias = call.gate_weight, call.gate_bias
-    batch, neurons = hidden.shape[0], weight.shape[0]
+    hidden = call.hidden
+    weight = call.weight
+    bias = call.bias
+    gate_weight = call.gate_weight
+    gate_bias = call.gate_bias
+    batch = hidden.shape[0]
+    neurons = weight.shape[0]
     up = _products(hidden, weight)
     if up.numel() == 0:
         return up

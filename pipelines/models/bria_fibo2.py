@@ -13,7 +13,8 @@ from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import patch_of, patched, reorder_patches
 
-MASK, IMAGES = "encoder_attention_mask", "context_latents"
+MASK = "encoder_attention_mask"
+IMAGES = "context_latents"
 
 
 class BriaFibo2Adapter(ModelAdapter):

@@ -52,7 +52,8 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        layers, width = config["num_hidden_layers"], config["intermediate_size"]
+        layers = config["num_hidden_layers"]
+        width = config["intermediate_size"]
         linears = 3 if config["hidden_act"] == "silu" else 2
         shared = config["num_key_value_heads"] / config["num_attention_heads"]
         projections = math.ceil(2 + 2 * shared)
@@ -128,7 +129,8 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         tiles = (self.session.tile_order or ())[:1]
-        video, positions = arguments["vision_sequence_indexes"], arguments["position_ids"]
+        video = arguments["vision_sequence_indexes"]
+        positions = arguments["position_ids"]
         order, place = self._orders(positions, video, *tiles)
         arguments["position_ids"] = positions.index_select(-1, order)
         for name in INDICES:

@@ -20,7 +20,8 @@ from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import fitting, grids_of
 
-REFERENCES, REFERENCE_IDS = "image_cond_hidden_states", "image_cond_ids"
+REFERENCES = "image_cond_hidden_states"
+REFERENCE_IDS = "image_cond_ids"
 MASKED = "the pipeline passes an attention mask"
 GATED = "feed-forward (gated) of the image tokens in double blocks, of all tokens in single ones"
 GATED_PARTS = MLPParts("linear_in", "linear_out", None, "act_fn")
@@ -168,7 +169,8 @@ class Flux3Adapter(FluxAdapter):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        layers, width = config["num_single_layers"], cls.neurons(config)
+        layers = config["num_single_layers"]
+        width = cls.neurons(config)
         return (LayerKind("single", layers, width, mlp_linears=3),)
 
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:

@@ -109,11 +109,14 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
         """Double and single blocks; routed experts count as so many linears more."""
-        channels, experts = cls.channels(config), config["num_routed_experts"]
-        width, projections = neurons(4 * channels), 4
+        channels = cls.channels(config)
+        experts = config["num_routed_experts"]
+        width = neurons(4 * channels)
+        projections = 4
         if experts > 0:
             routed = 3 * width * config["num_activated_experts"]
-            width, projections = neurons(2 * channels), 4 + math.ceil(routed / channels)
+            width = neurons(2 * channels)
+            projections = 4 + math.ceil(routed / channels)
         return (
             LayerKind("double", config["num_layers"], width, False, 3, projections),
             LayerKind("single", config["num_single_layers"], width, True, 3, projections),

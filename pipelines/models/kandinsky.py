@@ -45,7 +45,8 @@ class Kandinsky5Adapter(ProcessorTaggingAdapter):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        layers, width = config["num_visual_blocks"], config["ff_dim"]
+        layers = config["num_visual_blocks"]
+        width = config["ff_dim"]
         return (LayerKind("visual", layers, width, projections=cls.projections),)
 
     @classmethod
@@ -127,6 +128,7 @@ class Kandinsky6Adapter(VideoWithSound, Kandinsky5Adapter):
         return self.ordered(output.flatten(0, 2), 0).view(output.shape)
 
     def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
-        config, sound = self._model.config, arguments.get("audio_hidden_states")
+        config = self._model.config
+        sound = arguments.get("audio_hidden_states")
         video = (*arguments["hidden_states"].shape[1:-1], config.out_visual_dim)
         return [video] if sound is None else [video, (sound.shape[1], config.out_audio_dim)]

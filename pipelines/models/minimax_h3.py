@@ -19,8 +19,12 @@ INDICES = ("video_indices", "audio_indices", "text_indices")
 PER_ROW = ("position_ids", "token_tags", "timestep_indices")
 # What the pipeline's VAEs make of a video: of 17 frames more 5 latent ones more, beside 2 for the
 # first 5; and of a second, which has 24 frames, 40 latents of each of two channels.
-CHUNK, LATENT_CHUNK, FIRST, LATENT_FIRST = 17, 5, 5, 2
-AUDIO_LATENTS, AUDIO_CHANNELS = 40 / 24, 2
+CHUNK = 17
+LATENT_CHUNK = 5
+FIRST = 5
+LATENT_FIRST = 2
+AUDIO_LATENTS = 40 / 24
+AUDIO_CHANNELS = 2
 
 
 class MiniMaxH3Adapter(VideoWithSound):
@@ -71,7 +75,8 @@ class MiniMaxH3Adapter(VideoWithSound):
         plan = self.session.plan
         if plan is None or plan.is_dense():
             return []
-        others, tokens = plan.layout.text_tokens, plan.layout.tokens
+        others = plan.layout.text_tokens
+        tokens = plan.layout.tokens
         layers = [n for n in range(plan.layout.layers) if plan.is_sparse(n, "attention")]
         kept = [plan.attention_keep_count(layer) for layer in layers]
         if not kept or max(kept) > others:

@@ -21,7 +21,8 @@ from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import fitting
 from chipsparse.step import StepContext
 
-TEXT, TEXT_MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
+TEXT = "encoder_hidden_states"
+TEXT_MASK = "encoder_hidden_states_mask"
 CACHE_MODE = "kv_cache_mode"
 NO_CACHE = (
     "nothing runs sparse: Qwen-Image 2.1 computes its prompt at every step; leave use_kv_cache on"

@@ -41,7 +41,8 @@ class WanVACEAdapter(WanAdapter):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        layers, width = len(config["vace_layers"]), cls.neurons(config)
+        layers = len(config["vace_layers"])
+        width = cls.neurons(config)
         control = LayerKind("control", layers, width, projections=cls.projections + 1)
         return (control, *super().kinds(config))
 
@@ -113,7 +114,8 @@ class SkyReelsV2Adapter(WanAdapter):
 
     def notes(self, arguments: dict[str, Any]) -> list[str]:
         """Also reports blocks of frames that wait in loops of others, which hide the step."""
-        levels, plan = arguments["timestep"], self.session.plan
+        levels = arguments["timestep"]
+        plan = self.session.plan
         if self._loop.runs or plan is None or plan.is_dense() or levels.ndim == 1:
             return super().notes(arguments)
         if len(levels[levels > MOST_NOISE_OF_GIVEN].unique()) > 1:

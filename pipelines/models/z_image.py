@@ -59,7 +59,8 @@ class ZImageAdapter(SeparateLengths):
     def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
         """The grids of images ``[C, F, H, W]`` of one size."""
         _, frames, rows, columns = arguments["x"][0].shape
-        patch, frame_patch = arguments.get("patch_size", 2), arguments.get("f_patch_size", 1)
+        patch = arguments.get("patch_size", 2)
+        frame_patch = arguments.get("f_patch_size", 1)
         return patched((frames, rows, columns), (frame_patch, patch, patch))
 
     def text_tokens(self, arguments: dict[str, Any]) -> int:

@@ -28,7 +28,8 @@ class Unfilled(torch.Tensor):
     @classmethod
     def wait(cls, cut: tuple[Unfilled, Any] | None = None) -> Unfilled:
         waiting = torch.empty(0).as_subclass(cls)
-        waiting.output, waiting.cut = None, cut
+        waiting.output = None
+        waiting.cut = cut
         return waiting
 
     @classmethod
@@ -106,7 +107,8 @@ class GuidanceSplit:
         others = [output for rank, output in enumerate(outputs) if rank != self.peers.rank]
         for waiting, output in zip(self._waiting, others, strict=False):
             waiting.output = output
-        self._own, self._waiting = None, []
+        self._own = None
+        self._waiting = []
         return outputs[self._place]
 
     def _swapped(self, own: torch.Tensor) -> list[torch.Tensor]:

@@ -48,7 +48,8 @@ class SplitSequence:
 
     def open(self, layout: ModelLayout) -> ModelLayout:
         """Cuts the tokens of a call, and returns its layout with this process's share."""
-        ranks, ring = self.exchange.ranks, self.exchange.group.ring
+        ranks = self.exchange.ranks
+        ring = self.exchange.group.ring
         check_heads(layout, ranks // ring)
         self._layout = layout
         self._cut = cut_sequence(layout, ranks, self._rows, ring=ring, query_rows=self._query_rows)

@@ -78,7 +78,8 @@ class Team:
         vars(error)[TOLD] = True
         for group in self._groups:  # others may have begun an exchange there
             group._set_group_desc("")
-        parts, blamed = (self._exchange, self.guidance), None
+        parts = (self._exchange, self.guidance)
+        blamed = None
         for peers in (self._all, *(part.peers for part in parts if part is not None)):
             try:
                 peers.failed(error)

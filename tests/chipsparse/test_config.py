@@ -9,7 +9,8 @@ from chipsparse import AttentionConfig, LayerBudget, ScheduleConfig, SparsityCon
 
 
 def test_a_config_is_made_and_changed_by_paths():
-    attention, actions = AttentionConfig(density=0.25), ("dense", "refresh", "sparse")
+    attention = AttentionConfig(density=0.25)
+    actions = ("dense", "refresh", "sparse")
     schedule = ScheduleConfig(actions=actions)
     expected = SparsityConfig(attention=attention, schedule=schedule, tile=None)
     changes = {"attention.density": 0.25, "schedule.actions": list(actions), "tile": None}

@@ -66,7 +66,8 @@ def test_backends_are_chosen_once_for_tensors_of_one_kind(monkeypatch):
         return choose(inputs, **settings)
 
     monkeypatch.setattr(chipsparse.layers.attention, "backend_choices", counted)
-    usual, other = (960, 480, 8, 1), (960, 480, 1, 60)
+    usual = (960, 480, 8, 1)
+    other = (960, 480, 1, 60)
     run(Session(CONFIG, GenerationReport()))
     assert chosen == [usual]
     run(Session(CONFIG, GenerationReport()), turned=lambda step: step == 3)
@@ -138,7 +139,8 @@ def test_a_branch_is_freed_after_its_last_step(guided_steps, offload, monkeypatc
     actions = ["dense", "refresh", "sparse", "refresh"]
     changes = {"memory.offload": offload, "schedule.actions": actions}
     session = Session(CONFIG.override(changes), GenerationReport())
-    choices, held = watch_choices(monkeypatch, session), []
+    choices = watch_choices(monkeypatch, session)
+    held = []
     for step in range(4):
         for branch in ("cond", "uncond")[: 1 + (step < guided_steps)]:
             one_call(session, step, branch, steps=4)
@@ -169,7 +171,8 @@ def test_no_output_is_kept_after_the_last_step():
 def test_only_the_outputs_that_skipped_steps_read_are_kept(forecast, count):
     """The last one, and the one before it where a line goes through both."""
     changes = {"schedule.actions": ["dense"] * 4 + ["skip"], "schedule.forecast": forecast}
-    session, shape = Session(CONFIG.override(changes), GenerationReport()), (3, 1013)
+    session = Session(CONFIG.override(changes), GenerationReport())
+    shape = (3, 1013)
     for step in range(4):
         session.begin(StepContext(1, step, "cond", 6, timestep=6.0 - step), LAYOUT, CPU)
         session.end(torch.randn(shape))
@@ -179,7 +182,8 @@ def test_only_the_outputs_that_skipped_steps_read_are_kept(forecast, count):
 
 def test_no_conditions_are_kept_after_the_last_step():
     """Up to then they are, so that nothing else comes to lie in their memory."""
-    session, alive = Session(CONFIG, GenerationReport()), []
+    session = Session(CONFIG, GenerationReport())
+    alive = []
     for step in range(5):
         prompt = torch.randn(2, 3)
         conditions = Conditioning({"encoder_hidden_states": prompt}, {})
@@ -284,7 +288,8 @@ def test_branches_keep_the_columns_that_the_first_of_them_chose(
     assert torch.equal(video[:, :, blocks], other_video)
 
 
-OTHER_PROMPT, OTHER_SIZE = replace(LAYOUT, text_tokens=5), replace(LAYOUT, grids=((3, 4, 6),))
+OTHER_PROMPT = replace(LAYOUT, text_tokens=5)
+OTHER_SIZE = replace(LAYOUT, grids=((3, 4, 6),))
 
 
 @pytest.mark.parametrize(

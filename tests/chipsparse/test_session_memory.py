@@ -35,7 +35,8 @@ DENSE_LAYERS = {
 )
 def test_caches_in_host_memory_give_the_same_bits(overrides):
     """Also where a slot holds NaN as soon as nothing may read it."""
-    here, hosted = session_with(overrides), session_with(overrides | HOSTED, PoisonedPool)
+    here = session_with(overrides)
+    hosted = session_with(overrides | HOSTED, PoisonedPool)
     expected = generate(here)
     assert equal(generate(hosted), expected)
     assert here.report.host_bytes == 0 < here.report.cache_bytes
@@ -70,7 +71,8 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
         "more": replace(layout_of(), text_tokens=0, samples=(1,)),
     }
     tile = {"tile": [1, 2, 2]}
-    together, outputs = session_with(overrides | tile), {name: [] for name in layouts}
+    together = session_with(overrides | tile)
+    outputs = {name: [] for name in layouts}
     for step in range(len(sessions.ACTIONS)):
         for branch, layout in layouts.items():
             context = StepContext(1, step, branch, TOTAL)
@@ -99,7 +101,8 @@ def test_no_copy_can_overtake_a_layer():
 
 
 def test_each_sparse_call_brings_every_tensor_that_it_reads_once_and_before_it_is_due(monkeypatch):
-    session, late = session_with(HOSTED), []
+    session = session_with(HOSTED)
+    late = []
     pool = session._pool
     load = pool.load
 
@@ -159,7 +162,8 @@ def test_each_call_tells_what_the_caches_hold_behind_it():
     ids=["full", "dense layers", "fp8"],
 )
 def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, overrides):
-    session, seen = session_with(overrides), set()
+    session = session_with(overrides)
+    seen = set()
     generate(session, layout=layout_of(batch=batch), branches=("cond",))
     placed = placement_of(session, "cond").device
     for branch, layer in session._caches:
@@ -201,9 +205,11 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_another_generation(
         return Capacity(int(left - left * (0.06 if reserve is None else reserve) - promised), 0)
 
     with_available(monkeypatch, available)
-    session, results = session_with(), []
+    session = session_with()
+    results = []
     for generation in (1, 2):
-        outputs, plans = [], {}
+        outputs = []
+        plans = {}
         for step in range(len(sessions.ACTIONS)):
             for branch, layout in layouts.items():
                 context = StepContext(generation, step, branch, TOTAL)
@@ -237,14 +243,16 @@ def test_a_second_generation_with_less_memory_is_planned_anew(monkeypatch):
 def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
     """Nothing of one that is over; and there is room for a recorded call of each that is known."""
     config = sessions.CONFIG.override({"cuda_graphs": "always"})
-    plan, told = SparsityPlan(config, layout_of(), len(sessions.ACTIONS)), []
+    plan = SparsityPlan(config, layout_of(), len(sessions.ACTIONS))
+    told = []
 
     def available(*args, working, promised, held, **kwargs):
         told.append((working, promised, held))
         return Capacity(1 << 40, 0)
 
     monkeypatch.setattr(chipsparse.cache.store, "available", available)
-    session, shared = session_with(), session_with()
+    session = session_with()
+    shared = session_with()
     for branch in ("cond", "uncond", "third"):
         if branch == "third":
             session._caches.finish("cond")
@@ -261,7 +269,9 @@ def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
 def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_share, monkeypatch):
     """The first has taken little of what it will take when the second one is planned."""
     device, host = (round(part * wanted(branches=1)) for part in (share, host_share))
-    session, layout, most = session_with(), layout_of(), 0
+    session = session_with()
+    layout = layout_of()
+    most = 0
     memory = session._pool.host
 
     def on_device():

@@ -49,7 +49,8 @@ def test_steps_of_sections_have_their_own_actions():
     make, call, sections = PIPELINES["framepack"]
     taken = ["dense", "refresh", "skip", "sparse", "refresh", "sparse"]
     config = chipsparse.SparsityConfig().override({"schedule.actions": taken, "tile": None})
-    pipe, places = make(), [(section, step) for section in range(sections) for step in range(6)]
+    pipe = make()
+    places = [(section, step) for section in range(sections) for step in range(6)]
     done = lambda step, action, _: shown.append((step, action))  # noqa: E731
     for report, actions in ((None, ["dense"] * 6), ("patched", taken)):
         shown = []
@@ -64,7 +65,8 @@ def test_steps_of_sections_have_their_own_actions():
 @pytest.mark.parametrize(("letters", "taken"), [("DKDKDK", "DK"), ("DRKSS", "DRKS")])
 def test_a_warm_up_ends_with_the_first_sparse_step_or_where_none_comes(letters, taken):
     config = chipsparse.SparsityConfig().override(listed(letters))
-    pipe, call = tiny_flux_pipeline(), {**CALL, "num_inference_steps": len(letters)}
+    pipe = tiny_flux_pipeline()
+    call = {**CALL, "num_inference_steps": len(letters)}
     with chipsparse.enable(pipe, config) as handle:
         clips.warm_up(pipe, call, seed=0, report=handle.report)
         assert handle.report.actions() == {ACTIONS[letter]: 1 for letter in taken}

@@ -26,11 +26,13 @@ NO_LPIPS = Lpips(None, "not here")
 class Maker:
     """Clips whose pixels follow from the seed, each way brighter by its own number."""
 
-    steps, progress = 4, Progress()
+    steps = 4
+    progress = Progress()
 
     def __init__(self, stop=None):
         self.pipe = SimpleNamespace(brighter=0)
-        self.made, self.stop = [], stop
+        self.made = []
+        self.stop = stop
 
     def make(self, prompt, *, seed, title, report=None, way=None, work="", step_costs=()):
         if len(self.made) == self.stop:
@@ -53,7 +55,8 @@ def way(name, brighter, **fields):
     return Way(name, apply, **fields)
 
 
-A, B = way("A", 1), way("B", 3)
+A = way("A", 1)
+B = way("B", 3)
 
 
 def broken(pipe):
@@ -70,7 +73,8 @@ def run(ways=(A, B), stop=None, store=None, **fields):
 
 
 def test_clips_are_paired_by_seed_and_measured_against_dense():
-    written, store = [], Store()
+    written = []
+    store = Store()
 
     def write(way, sample, frames):  # before the record is kept
         assert f"{way.name}, {sample.name}" not in store.measured

@@ -14,7 +14,8 @@ class Metric:
     """Stands for torchmetrics' metric; notes what it is made and called with."""
 
     def __init__(self, **options):
-        self.options, self.calls = options, []
+        self.options = options
+        self.calls = []
         Metric.made.append(self)
 
     def __call__(self, a, b):

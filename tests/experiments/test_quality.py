@@ -18,8 +18,10 @@ def naive_ssim(a, b):
     frames, height, width, channels = a.shape
     for f, c, top, left in np.ndindex(frames, channels, height - 10, width - 10):
         x, y = (clip[f, top : top + 11, left : left + 11, c] for clip in (a, b))
-        mx, my = (window * x).sum(), (window * y).sum()
-        vx, vy = (window * (x - mx) ** 2).sum(), (window * (y - my) ** 2).sum()
+        mx = (window * x).sum()
+        my = (window * y).sum()
+        vx = (window * (x - mx) ** 2).sum()
+        vy = (window * (y - my) ** 2).sum()
         vxy = (window * (x - mx) * (y - my)).sum()
         likeness = (2 * mx * my + 1e-4) * (2 * vxy + 9e-4)
         values.append(likeness / ((mx * mx + my * my + 1e-4) * (vx + vy + 9e-4)))
@@ -30,7 +32,8 @@ def test_matches_the_naive_formulas_in_any_float_type():
     generator = np.random.default_rng(0)
     a = generator.random((3, 13, 17, 3))
     b = np.clip(a + 0.1 * generator.standard_normal(a.shape), 0, 1)
-    psnr, similarity = 10 * math.log10(1 / np.mean((a - b) ** 2)), naive_ssim(a, b)
+    psnr = 10 * math.log10(1 / np.mean((a - b) ** 2))
+    similarity = naive_ssim(a, b)
     assert quality.psnr(a, b) == pytest.approx(psnr, rel=1e-12)
     assert quality.psnr(torch.tensor(a).float(), b.astype("f4")) == pytest.approx(psnr, rel=1e-5)
     assert quality.ssim(a, b) == pytest.approx(similarity, rel=1e-9)
@@ -38,7 +41,8 @@ def test_matches_the_naive_formulas_in_any_float_type():
 
 
 def test_known_values():
-    black, white = torch.zeros(2, 12, 12, 3), torch.ones(2, 12, 12, 3)
+    black = torch.zeros(2, 12, 12, 3)
+    white = torch.ones(2, 12, 12, 3)
     assert quality.psnr(black, white) == 0.0
     assert quality.psnr(black, black + 0.1) == pytest.approx(20.0, abs=1e-5)
     assert quality.psnr(white, white) == math.inf
@@ -104,6 +108,7 @@ def test_small_short_equal_and_opposite_clips():
     same = compare_clips(a, a.copy())
     assert (same.psnr_db, same.psnrs, same.largest_difference) == (None, [math.inf] * 5, 0)
     assert same.identical
-    black, white = np.zeros((1, 11, 11, 3), np.uint8), np.full((1, 11, 11, 3), 255, np.uint8)
+    black = np.zeros((1, 11, 11, 3), np.uint8)
+    white = np.full((1, 11, 11, 3), 255, np.uint8)
     for pair in ((black, white), (white, black)):  # differences are not wrapped around
         assert (compare_clips(*pair).largest_difference, compare_clips(*pair).psnr_db) == (255, 0.0)

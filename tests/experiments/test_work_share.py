@@ -13,7 +13,9 @@ from chipsparse.report.generation import GenerationReport, LayerRecord, StepReco
 KIND = LayerKind("block", layers=2, intermediate_size=64)
 LAYOUT = ModelLayout((KIND,), heads=2, head_dim=16, batch=1, grids=((2, 4, 4),))
 PLAN = SparsityPlan(SparsityConfig().override({"schedule.warmup_steps": 2}), LAYOUT, 4)
-TOKENS, CHANNELS, WIDTH = 32, 32, 64
+TOKENS = 32
+CHANNELS = 32
+WIDTH = 64
 ATTENTION = 4 * TOKENS * TOKENS * CHANNELS
 MLP = 2 * 2 * TOKENS * CHANNELS * WIDTH
 

@@ -35,7 +35,8 @@ def assert_attention(found, expected, dtype):
 
 def assert_rounded(actual, exact):
     """Equal to ``exact`` but for one rounding; Triton's interpreter truncates to bf16."""
-    exact, facts = exact.to(actual.device, torch.float64), torch.finfo(actual.dtype)
+    exact = exact.to(actual.device, torch.float64)
+    facts = torch.finfo(actual.dtype)
     least = facts.smallest_normal * facts.eps
     torch.testing.assert_close(actual.double(), exact, rtol=facts.eps, atol=least, equal_nan=True)
 
@@ -161,7 +162,8 @@ def mlp_inputs(batch, rows, channels, neurons, *, dtype, device, seed=0):
     def tensor(*shape, scale=1.0):
         return (torch.randn(shape, generator=generator) * scale).to(device, dtype)
 
-    hidden, up = tensor(batch, rows, channels), tensor(neurons, channels, scale=channels**-0.5)
+    hidden = tensor(batch, rows, channels)
+    up = tensor(neurons, channels, scale=channels**-0.5)
     return hidden, up, tensor(neurons, scale=0.5), tensor(channels, neurons, scale=neurons**-0.5)
 
 

@@ -38,7 +38,8 @@ def test_tiles_on_a_cpu_fit_its_caches():
 @pytest.mark.parametrize("package", [column_sparse_attention, dense_attention_column_sums])
 def test_references_of_attention_make_no_larger_tensors(package, blocks_at_once, monkeypatch):
     inputs = formulas.attention_inputs(1, 1, 640, 2000, 16, dtype=torch.float32, device="cpu")
-    name, is_sparse = package.__name__.rpartition(".")[2], package is column_sparse_attention
+    name = package.__name__.rpartition(".")[2]
+    is_sparse = package is column_sparse_attention
     if is_sparse:
         others = formulas.index_lists(formulas.random_mask(1, 1, 640, 2000, 64, device="cpu"))
     else:

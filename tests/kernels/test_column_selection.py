@@ -5,7 +5,8 @@ from chipsparse.kernels.column_selection import column_selection, reference
 from chipsparse.kernels.mask_packing import unpack_mask
 from tests.kernels.formulas import backend_names
 
-INF, NAN = float("inf"), float("nan")
+INF = float("inf")
+NAN = float("nan")
 # The Triton kernel tells sums apart by 16 bits.
 EXACT_DTYPES = {"triton": torch.bfloat16, "reference": torch.float32}
 
@@ -120,14 +121,16 @@ def test_large_sums_on_a_gpu_equal_the_reference():
     mask = unpack_mask(chosen, 119_056 * 2)
     assert (mask.sum(-1) == 16_667).all()
     for block in (0, 700, 1199):
-        row, kept = sums[0, -1, block, ~static], mask[0, -1, block, ~static]
+        row = sums[0, -1, block, ~static]
+        kept = mask[0, -1, block, ~static]
         assert share_of_lower_sums(row, kept) <= 0.02
 
 
 @backend_names(column_selection)
 def test_a_misleading_sample_costs_neither_columns_nor_the_largest_sums(backend, device):
     """Every other byte of columns, which a sample takes, lies a little beside the rest."""
-    columns, keep = 40_008, 2800
+    columns = 40_008
+    keep = 2800
     generator = torch.Generator().manual_seed(0)
     sums = torch.randn(1, 1, 8, columns, generator=generator).mul_(1.5).exp_()
     beside = torch.tensor([0.5, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 2.0])[:, None]

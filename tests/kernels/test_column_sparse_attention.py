@@ -33,7 +33,8 @@ def given(residual, form):
         return {"residual": residual}, residual.double()
     scale = residual.abs().amax(-1).float().clamp(min=1e-30) / 448
     rounded = (residual / scale[..., None]).to(FP8)
-    rounded[0, 0, 0, 0], rounded[0, 0, 0, 1] = 0.0, -(2**-9)  # its smallest number
+    rounded[0, 0, 0, 0] = 0.0
+    rounded[0, 0, 0, 1] = -(2**-9)  # its smallest number
     meant = rounded.double() * scale.double()[..., None]
     return {"residual": rounded, "residual_scale": scale}, meant
 
@@ -134,7 +135,8 @@ def test_all_configs_of_triton(backend, head_dim, device):
     column_sparse_attention.choose(*inputs, 256, backend=backend)
     mask = random_mask(1, 1, 300, 300, 256, device=device)
     expected, residual = refreshed(inputs, mask, 256, torch.float32)
-    lists, strided = formulas.index_lists(mask), residual.mT.contiguous().mT
+    lists = formulas.index_lists(mask)
+    strided = residual.mT.contiguous().mT
     call = ColumnSparseAttention(*inputs, *lists, block_size_q=256, residual=strided)
     for config in kernel.CONFIGS:
         output = kernel.column_sparse_attention(call, config=config)
@@ -251,7 +253,8 @@ def test_large_scores_do_not_overflow(backend, device):
 @pytest.mark.parametrize(("form", "head_dim"), [("unchanged", 64), (None, 64), ("fp8", 128)])
 def test_a_residual_is_added_to_the_kept_columns(backend, form, head_dim, dtype, strided, device):
     """Where nothing changed, that gives the cached output back."""
-    shape, changed = (2, 2, 333, 131, head_dim), form != "unchanged"
+    shape = (2, 2, 333, 131, head_dim)
+    changed = form != "unchanged"
     before, inputs = (
         attention_inputs(*shape, dtype=dtype, device=device, strided=strided, seed=seed)
         for seed in (0, int(changed))

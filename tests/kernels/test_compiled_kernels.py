@@ -73,7 +73,8 @@ def test_all_kernels_use_what_the_gpu_has_and_none_spills_in_a_hot_loop(tmp_path
 def check_what_it_uses(name, item):
     smallest = 99 << 10 if item["capability"] == 80 else SHARED_BYTES  # also of the smaller cards
     assert item["shared_bytes"] <= smallest, name
-    gluon, kernel = item["backend"] == "gluon_sm90", item["kernel"]
+    gluon = item["backend"] == "gluon_sm90"
+    kernel = item["kernel"]
     attention = kernel.endswith(("attention", "column_sums"))
     if attention or kernel in ("sparse_mlp_up", "sparse_mlp_down", "product"):
         in_8_bits = item["variant"].startswith("in_8_bits")

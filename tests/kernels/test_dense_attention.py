@@ -13,7 +13,8 @@ from chipsparse.kernels.dispatch import known_of
 from tests.kernels import formulas
 from tests.kernels.formulas import assert_attention, assert_close, attention_inputs, full_attention
 
-ENOUGH, WIDTH = package.FASTER_FROM_TOKENS, package.FASTER_HEAD_DIM
+ENOUGH = package.FASTER_FROM_TOKENS
+WIDTH = package.FASTER_HEAD_DIM
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (1, 1, 1337, 1337, 64)]
 
 
@@ -172,7 +173,8 @@ def test_pytorch_is_asked_once_for_its_settings(setting, monkeypatch):
 @pytest.mark.parametrize("names", ["bc", "cb"])
 def test_a_kernel_that_was_not_there_to_be_measured_is_not_picked(names):
     """Settings of PyTorch decide which are there."""
-    timer, x = FakeTimer(2, 1), torch.zeros(4)
+    timer = FakeTimer(2, 1)
+    x = torch.zeros(4)
     kernels = FastestKernel(timer)
     runs, _ = kernels_named("a", "b")
     assert kernels.pick(runs, x) == "b"
@@ -198,7 +200,9 @@ def test_kernels_are_measured_on_the_device():
 def test_our_kernel_is_preferred_where_it_is_faster(monkeypatch):
     """On Hopper, with many keys; nothing of a GPU is asked of tensors without memory."""
     monkeypatch.setattr(triton_support, "compute_capability", lambda _: (9, 0))
-    gpu, cpu, half = torch.device("cuda"), torch.device("cpu"), torch.bfloat16
+    gpu = torch.device("cuda")
+    cpu = torch.device("cpu")
+    half = torch.bfloat16
     assert package.faster_than_the_library(gpu, half, ENOUGH, WIDTH)
     assert not package.faster_than_the_library(gpu, torch.float32, ENOUGH, WIDTH)
     assert not package.faster_than_the_library(gpu, half, ENOUGH - 1, WIDTH)

@@ -177,7 +177,9 @@ def test_nan_comes_out_where_it_went_in(backend, device):
     previous = formulas.full_attention(*inputs)[1].float()
     clean, _, clean_sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     query, key, value = inputs
-    query[0, 0, 5, 3], key[0, 1, 9, 3], value[0, 2, 9, 3] = torch.nan, torch.nan, torch.nan
+    query[0, 0, 5, 3] = torch.nan
+    key[0, 1, 9, 3] = torch.nan
+    value[0, 2, 9, 3] = torch.nan
     output, lse, sums = dense_attention_column_sums(*inputs, previous, backend=backend)
     affected = torch.zeros(1, 4, 140, 64, dtype=torch.bool, device=device)
     affected[0, 0, 5] = affected[0, 1] = affected[0, 2, :, 3] = True

@@ -24,7 +24,8 @@ def formula(tensors):
     """Attention of the rounded tensors in float64, its LSE and what rounded weights may change."""
     scores = scores_from(tensors)
     lse = torch.logsumexp(scores, -1)
-    weights, values = torch.exp(scores - lse[..., None]), values_of(tensors)
+    weights = torch.exp(scores - lse[..., None])
+    values = values_of(tensors)
     deviations = (values - tensors.value_mean.double().cpu()[:, :, None]).abs()
     return weights @ values, lse, weights @ deviations * ROUNDING
 
@@ -76,8 +77,10 @@ def test_many_small_weights_beside_a_large_one(backend, device):
     query = torch.ones(1, 1, 16, 64, dtype=torch.bfloat16, device=device)
     key = torch.full((1, 1, 2048, 64), -1.5, dtype=torch.bfloat16, device=device)
     value = torch.full_like(key, -1.0)
-    key[:, :, :1024], value[:, :, :1024] = 0.0, 1.0
-    key[:, :, 1900], value[:, :, 1900] = 1.0, 0.0
+    key[:, :, :1024] = 0.0
+    value[:, :, :1024] = 1.0
+    key[:, :, 1900] = 1.0
+    value[:, :, 1900] = 0.0
     tensors = fp8_quantization(query, key, value, scale=13 / 64, backend="reference")
     expected, _, _ = formula(tensors)
     assert 1e-3 < expected[0, 0, 0, 0] < 5e-3
@@ -107,7 +110,9 @@ def test_nan_comes_out_where_it_went_in(backend, strange, device):
     inputs = formulas.attention_inputs(1, 4, 140, 150, 64, dtype=torch.bfloat16, device=device)
     previous = formulas.full_attention(*inputs)[1].float()
     query, key, value = inputs
-    query[0, 0, 5, 3], key[0, 1, 9, 3], value[0, 2, 9, 3] = strange, strange, strange
+    query[0, 0, 5, 3] = strange
+    key[0, 1, 9, 3] = strange
+    value[0, 2, 9, 3] = strange
     tensors = fp8_quantization(query, key, value, backend="reference")
     output, lse, sums = fp8_dense_attention(tensors, lse_previous=previous, backend=backend)
     affected = torch.zeros(1, 4, 140, 64, dtype=torch.bool, device=device)

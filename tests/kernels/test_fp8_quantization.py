@@ -8,13 +8,15 @@ from tests.kernels.formulas import attention_inputs, backend_names, kernel_names
 
 SHAPES = [(1, 1, 1, 1, 64), (2, 3, 7, 9, 64), (1, 2, 131, 333, 128), (2, 1, 64, 1040, 64)]
 # Half the distance of two numbers of e4m3, relative to a normal one; and below the least of these.
-ROUNDING, LEAST = 2.0**-4, 2.0**-10
+ROUNDING = 2.0**-4
+LEAST = 2.0**-10
 
 
 def number_of(fp8):
     """Numbers of e4m3 from their bits, as the format defines them."""
     bits = fp8.cpu().view(torch.uint8).long()
-    exponent, mantissa = (bits >> 3) & 15, (bits & 7).double()
+    exponent = (bits >> 3) & 15
+    mantissa = (bits & 7).double()
     normal = (1 + mantissa / 8) * torch.exp2(exponent.double() - 7)
     number = torch.where(exponent == 0, mantissa / 8 * 2.0**-6, normal)
     number = torch.where((bits & 127) == 127, torch.nan, number)
@@ -23,7 +25,8 @@ def number_of(fp8):
 
 def token_at(place):
     """Which token stands at a place of the stored values."""
-    group, place = place // 16 * 16, place % 16
+    group = place // 16 * 16
+    place = place % 16
     return group + 8 * (place // 2 % 2) + 2 * (place // 4) + place % 2
 
 
@@ -65,19 +68,22 @@ def test_scores_and_values_come_back_within_rounding(backend, shape, dtype, rota
     assert found.query.transpose(1, 2).is_contiguous()
     assert found.value.shape == (*shape[:2], shape[4], (shape[3] + 15) // 16 * 16)
     query, key, value = (each.double().cpu() for each in inputs)
-    key_mean, value_mean = key.mean(2, keepdim=True), value.mean(2, keepdim=True)
+    key_mean = key.mean(2, keepdim=True)
+    value_mean = value.mean(2, keepdim=True)
     factor = shape[4] ** -0.5 if scale is None else scale
     shift = (query @ key_mean.mT).squeeze(-1) * factor
     torch.testing.assert_close(found.row_shift.double().cpu(), shift, rtol=1e-5, atol=1e-4)
     key = key - key_mean
     if rotate:
-        query, key = query @ hadamard(shape[4]), key @ hadamard(shape[4])
+        query = query @ hadamard(shape[4])
+        key = key @ hadamard(shape[4])
     # Numbers are off by half of a step, those of a query also by the correction of its scale.
     key_step = key.abs().amax((-1, -2), keepdim=True) / 127
     query_step = query.abs().amax(-1, keepdim=True) / 127
     squares = query.square().sum(-1, keepdim=True)
     corrected = query_step / 2 * query.abs().sum(-1, keepdim=True) / squares
-    query_off, key_off = query_step / 2 + 1.1 * corrected * query.abs(), key_step / 2
+    query_off = query_step / 2 + 1.1 * corrected * query.abs()
+    key_off = key_step / 2
     key_off = key_off.expand_as(key)
     bound = query_off @ key.abs().mT + query.abs() @ key_off.mT + query_off @ key_off.mT
     error = scores_from(found) - scores_of(*(each.cpu() for each in inputs[:2]), factor)
@@ -112,7 +118,9 @@ def test_what_is_not_finite_becomes_nan(backend, strange, rotate, device):
     zeroed = value.clone()
     zeroed[0, 0, 40, 3] = 0.0
     expected = fp8_quantization(query, key, zeroed, rotate=rotate, backend=backend)
-    query[0, 0, 5, 1], key[0, 1, 9, 2], value[0, 0, 40, 3] = strange, strange, strange
+    query[0, 0, 5, 1] = strange
+    key[0, 1, 9, 2] = strange
+    value[0, 0, 40, 3] = strange
     found = fp8_quantization(query, key, value, rotate=rotate, backend=backend)
     assert found.row_factor[0, 0].isnan().nonzero().flatten().tolist() == [5]
     assert found.row_factor[0, 1].isnan().all()
@@ -166,7 +174,8 @@ def test_many_chunks_have_one_mean_and_scale(backend, device, monkeypatch):
     monkeypatch.setattr(kernel, "CHUNK_TOKENS", 128)
     count = 128 * kernel.CHUNKS_AT_ONCE.value + 140
     inputs = shifted(attention_inputs(1, 1, 3, count, 64, dtype=torch.bfloat16, device=device))
-    inputs[1][0, 0, -1, 3], inputs[2][0, 0, -1, 3] = 30.0, -30.0
+    inputs[1][0, 0, -1, 3] = 30.0
+    inputs[2][0, 0, -1, 3] = -30.0
     names = (backend, "reference")
     found, expected = (fp8_quantization(*inputs, rotate=True, backend=name) for name in names)
     for name in ("row_factor", "row_shift", "value_scale", "value_mean"):

@@ -9,7 +9,8 @@ from tests.kernels.test_fp8_quantization import number_of
 
 NUMBERS = torch.arange(128, dtype=torch.uint8).view(FP8).double()[:127]  # of e4m3, from 0 to 448
 # As linears and as caches of activations have their rows rounded.
-OF_LINEARS, OF_CACHES = {}, {"headroom": 16, "turned": True}
+OF_LINEARS = {}
+OF_CACHES = {"headroom": 16, "turned": True}
 SHAPES = [(1, 1), (3, 16), (70, 100), (5, 4096), (2, 5000)]
 SHAPES += [(1, 1, 1), (2, 7, 50), (1, 131, 70), (3, 64, 64), (1, 5, 400)]
 CASES = [(OF_LINEARS if len(shape) == 2 else OF_CACHES, shape) for shape in SHAPES]
@@ -29,7 +30,8 @@ def nearest(numbers):
     """What of e4m3 is nearest to float64 numbers within ±448; of two as near, the even one."""
     size = numbers.abs().contiguous()
     above = torch.searchsorted(NUMBERS, size).clamp(1, 126)
-    low, high = size - NUMBERS[above - 1], NUMBERS[above] - size
+    low = size - NUMBERS[above - 1]
+    high = NUMBERS[above] - size
     up = (high < low) | ((high == low) & (above % 2 == 0))
     return torch.where(up, NUMBERS[above], NUMBERS[above - 1]) * numbers.sign()
 
@@ -44,11 +46,13 @@ def test_each_row_is_rounded_by_its_largest_number(backend, form, shape, dtype, 
         assert (data.shape, data.dtype) == (shape, FP8)
         assert has_padding(data) if form else data.is_contiguous()
         assert (scale.shape, scale.dtype) == ((*shape[:-1], 1), torch.float32)
-        wide, scale = rows.cpu().double(), scale.cpu().double()
+        wide = rows.cpu().double()
+        scale = scale.cpu().double()
         expected = wide.abs().amax(-1, keepdim=True) * form.get("headroom", 1) / 448
         torch.testing.assert_close(scale, expected, rtol=3e-7, atol=0)
         # Where a quotient lies between two numbers of e4m3 its own rounding may decide.
-        quotient, found = wide / scale, number_of(data.contiguous())
+        quotient = wide / scale
+        found = number_of(data.contiguous())
         off = (found - nearest(quotient.clamp(-448, 448))).abs()
         between = (found - quotient).abs() <= off / 2 * (1 + 1e-5)
         assert ((off == 0) | between).all()
@@ -59,9 +63,14 @@ def test_each_row_is_rounded_by_its_largest_number(backend, form, shape, dtype, 
 @pytest.mark.parametrize("form", [OF_LINEARS, OF_CACHES])
 def test_small_rows_and_what_is_not_finite(backend, form, device):
     rows = torch.ones(6, 300, dtype=torch.bfloat16, device=device)
-    rows[0], rows[1, 299], rows[2, 5], rows[3], rows[4] = 0, torch.nan, -torch.inf, -1e-6, -1e-38
+    rows[0] = 0
+    rows[1, 299] = torch.nan
+    rows[2, 5] = -torch.inf
+    rows[3] = -1e-6
+    rows[4] = -1e-38
     data, scale = fp8_rows(rows[None] if form else rows, **form, backend=backend)
-    stored, scale = number_of(data.contiguous()).view(6, 300), scale.cpu().double().view(6, 1)
+    stored = number_of(data.contiguous()).view(6, 300)
+    scale = scale.cpu().double().view(6, 1)
     assert (stored[[0, 1, 2, 4]] == 0).all()
     assert scale[0] == 2.0**-8
     assert scale[1:3].isnan().all()

@@ -31,7 +31,8 @@ class Kernel:
 
 class Compiled:
     def __init__(self, launches, number):
-        self.launches, self.number = launches, number
+        self.launches = launches
+        self.number = number
 
     def __getitem__(self, grid):
         return lambda *args: self.launches.append((self.number, grid, args))
@@ -50,7 +51,8 @@ def kernel(monkeypatch):
 def test_a_repeated_launch_finds_the_compiled_kernel_and_runs_where_its_tensors_are(
     prepared, kernel, monkeypatch
 ):
-    options, entered = {"num_warps": 4, "TILE": 64, "maxnreg": None}, []
+    options = {"num_warps": 4, "TILE": 64, "maxnreg": None}
+    entered = []
     once = launching.Launch(kernel, (6, 2), 7, **options)
     monkeypatch.setattr(torch.cuda, "device_of", lambda x: entered.append(x) or nullcontext())
     tensors = torch.zeros(3, 16)

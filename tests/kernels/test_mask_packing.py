@@ -81,7 +81,10 @@ def test_lists_are_cut_off_or_filled_up_to_the_capacity(backend, capacity, devic
 @pytest.mark.gpu
 @backend_names(pack_mask)
 def test_offsets_past_32_bits(backend):
-    rows, columns, capacity = 40_000, 60_000, 18_000  # entries 2.9 GB, bits of the mask 2.4e9
+    # Entries are 2.9 GB, bits of the mask 2.4e9.
+    rows = 40_000
+    columns = 60_000
+    capacity = 18_000
     some = torch.rand(4, columns, device="cuda") < 0.25
     packed = pack_mask(some, backend=backend).repeat(rows // 4, 1)
     if backend == "reference":

@@ -52,7 +52,9 @@ def test_means_of_many_blocks(backend, block_size, channels, neurons, dtype, dev
     """More blocks, channels and neurons than a tile or launch; views of larger tensors."""
     shape = (2, 220, channels + 8, neurons + 1)
     hidden, weight, bias, _ = formulas.mlp_inputs(*shape, dtype=dtype, device=device)
-    hidden, weight, bias = hidden[..., 8:], weight[1:, 8:], bias[1:]
+    hidden = hidden[..., 8:]
+    weight = weight[1:, 8:]
+    bias = bias[1:]
     if backend == "triton":
         kernels = "chipsparse.kernels.neuron_selection.triton_kernel"
         monkeypatch.setattr(f"{kernels}.MOST_BLOCKS", 7)
@@ -171,7 +173,8 @@ def test_more_blocks_than_the_second_axis_of_a_grid_has(monkeypatch):
         return lambda *tensors: grids.append(grid)
 
     monkeypatch.setattr(kernels, "Launch", launch_of)
-    hidden, weight = torch.zeros(2, 70_000, 8).half(), torch.zeros(16, 8).half()
+    hidden = torch.zeros(2, 70_000, 8).half()
+    weight = torch.zeros(16, 8).half()
     cache = torch.zeros(2, 70_000, 16)
     call = NeuronSelection(hidden, weight, None, cache, keep_count=5, block_size=1)
     kernels.neuron_selection(call)

@@ -36,7 +36,8 @@ def test_pieces_are_in_their_places_and_nowhere_else(backend, size, dim, pieces,
     batch, tokens, heads, width = size
     for count in (1, 2, 3):
         tensors = some_tensors(size, dtype, device, count=count)
-        rooms, places = [], []
+        rooms = []
+        places = []
         for piece in pieces:  # in the middle of larger tensors, of another memory each
             room = torch.full((count, batch, tokens + 3, heads + 2, width), 7.0, dtype=dtype)
             rooms.append(room.to(device))

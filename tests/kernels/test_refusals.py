@@ -17,7 +17,8 @@ from chipsparse.kernels.piece_copies import copy_pieces
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 
-F32, F16 = torch.float32, torch.float16
+F32 = torch.float32
+F16 = torch.float16
 
 
 def zeros(*shape, dtype=F32):
@@ -32,7 +33,9 @@ def octets(*shape):
     return zeros(*shape, dtype=torch.uint8)
 
 
-ROWS, COLUMNS, LSE = zeros(1, 2, 7, 64), zeros(1, 2, 9, 64), zeros(1, 2, 7)
+ROWS = zeros(1, 2, 7, 64)
+COLUMNS = zeros(1, 2, 9, 64)
+LSE = zeros(1, 2, 7)
 QKV = {"query": ROWS, "key": COLUMNS, "value": COLUMNS}
 LISTED = {name: zeros(1, 2, 200, 64) for name in ("query", "key", "value")}
 LAYER = {"hidden": zeros(1, 200, 24), "weight": zeros(50, 24), "bias": zeros(50)}
@@ -40,7 +43,8 @@ CACHE = zeros(1, 200, 50)
 IN_FP8 = {"activation_cache": CACHE.to(FP8)}
 RESIDUAL = {"residual": LISTED["key"].to(FP8)}
 MEANS = {"mean_key": COLUMNS, "mean_value": COLUMNS}
-GATE, PIECE = {"gate_weight": zeros(50, 24)}, zeros(1, 4, 2, 8)
+GATE = {"gate_weight": zeros(50, 24)}
+PIECE = zeros(1, 4, 2, 8)
 APART = zeros(1, 4, 4, 8)[:, :, ::2]
 CUT = {"tensors": (PIECE,), "pieces": (range(4),), "places": ((PIECE,),), "dim": 1}
 EIGHT_BITS = fp8_quantization(**QKV, backend="reference")
@@ -229,7 +233,8 @@ HALF_LAYER = [zeros(1, 20, 24, dtype=F16), zeros(50, 24, dtype=F16), None]
 SHIFTED = zeros(2 * 8 * 64 + 1, dtype=F16)[1:].view(1, 2, 8, 64)
 TURNED = zeros(1, 50, 24, dtype=F16).mT
 DOWN = [zeros(1, 20, 9, dtype=F16), zeros(50, 24, dtype=F16).T, 128]
-NOT_HALF, ROWS_OF = "needs fp16 or bf16, got torch.float32", "rows of {} are not contiguous"
+NOT_HALF = "needs fp16 or bf16, got torch.float32"
+ROWS_OF = "rows of {} are not contiguous"
 # Facts that the Triton kernel of an operation takes; then the place and value of another, and why
 # it cannot run with that.
 TAKEN = {

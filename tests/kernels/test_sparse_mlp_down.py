@@ -29,7 +29,8 @@ def down_inputs(batch, rows, capacity, channels, neurons, *, dtype, device):
 
 def run_and_check(backend, delta, weight, neurons, old, cache_dtype=None, **options):
     """The cache holds the old output and the products; the result is what it holds."""
-    cache, before = old.to(cache_dtype or old.dtype, copy=True), delta.clone()
+    cache = old.to(cache_dtype or old.dtype, copy=True)
+    before = delta.clone()
     result = sparse_mlp_down(delta, weight, neurons, cache, **options, backend=backend)
     expected = old.double().cpu() + added(delta, weight, neurons, options.get("block_size", 128))
     formulas.assert_close(cache, expected, 1e-5 if cache_dtype else formulas.TOLERANCE[delta.dtype])
@@ -56,7 +57,8 @@ def test_matches_the_layer_neuron_by_neuron(backend, rows, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sums_are_rounded_once_to_a_cache_of_fewer_bits(dtype, cache_dtype):
     """Of products that cancel, each far larger than their sum."""
-    neurons, capacity = torch.arange(4, dtype=torch.int32).expand(1, 2, 4).contiguous(), 4
+    neurons = torch.arange(4, dtype=torch.int32).expand(1, 2, 4).contiguous()
+    capacity = 4
     delta = torch.tensor([1.0, 1.0, -1.0, 1.0]).expand(1, 131, capacity).to(dtype)
     rows = torch.tensor([300.0, 0.5009765625, 300.0, 2.0**-9])
     weight = rows[None].expand(24, capacity).to(dtype)
@@ -117,7 +119,8 @@ def test_nan_comes_out_of_both_layers_where_it_went_in(backend, device):
 def test_addend_goes_to_the_result_alone(backend, addend_dtype, dtype, device):
     delta, weight, old = down_inputs(2, 131, 17, 24, 50, dtype=dtype, device=device)
     neurons = formulas.random_neurons(2, 2, 17, 50, device=device)
-    plain, cache = old.clone(), old.clone()
+    plain = old.clone()
+    cache = old.clone()
     sparse_mlp_down(delta, weight, neurons, plain, backend=backend)
     addend = torch.randn(2, 131, 24, device=device).to(addend_dtype)
     for strided in (addend, addend.mT.contiguous().mT, addend[:1].expand(2, 131, 24)):

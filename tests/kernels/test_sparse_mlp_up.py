@@ -47,7 +47,8 @@ def listed_activations(layer, neurons, *, activation, block_size=128):
 
 def run_and_check(backend, layer, neurons, cache, **options):
     """Every listed entry has its new value and change, every other is bit for bit the old one."""
-    hidden, old = layer["hidden"], cache.clone()
+    hidden = layer["hidden"]
+    old = cache.clone()
     options = {"activation": "gelu-tanh", **options}
     arguments = {**layer, "neuron_indices": neurons, "activation_cache": cache}
     delta = sparse_mlp_up(**arguments, **options, backend=backend)
@@ -55,7 +56,8 @@ def run_and_check(backend, layer, neurons, cache, **options):
     assert is_token_contiguous(delta) == is_token_contiguous(cache)
     untouched = torch.ones_like(cache, dtype=torch.bool)
     for b, rows, listed, exact in listed_activations(layer, neurons, **options):
-        new, before = cache[b, rows][:, listed], old[b, rows][:, listed]
+        new = cache[b, rows][:, listed]
+        before = old[b, rows][:, listed]
         formulas.assert_close(new, exact, formulas.TOLERANCE[hidden.dtype])
         formulas.assert_rounded(delta[b, rows], new.double() - before.double())
         untouched[b, rows, listed] = False
@@ -98,15 +100,18 @@ def test_a_cache_in_fp8(backend, block_size, gated, rows, dtype, device):
     cache, scale = fp8_rows(old, headroom=FP8_HEADROOM, turned=True, backend="reference")
     blocks = formulas.blocks_of(rows, block_size)
     neurons = formulas.random_neurons(2, blocks, 17, 50, device=device)
-    old, before = units_of(cache), cache.clone()
+    old = units_of(cache)
+    before = cache.clone()
     options = {"activation": "silu", "block_size": block_size}
     arguments = {"neuron_indices": neurons, "activation_cache": cache, "cache_scale": scale}
     delta = sparse_mlp_up(**layer, **arguments, **options, backend=backend)
     assert is_token_contiguous(delta)
-    new, scale = units_of(cache), scale.double()
+    new = units_of(cache)
+    scale = scale.double()
     untouched = torch.ones_like(old, dtype=torch.bool)
     for b, tokens, listed, exact in listed_activations(layer, neurons, **options):
-        exact, found = exact / scale[b, tokens], new[b, tokens][:, listed]
+        exact = exact / scale[b, tokens]
+        found = new[b, tokens][:, listed]
         # Half of the distance of two numbers of e4m3, and what float32 rounds before.
         bound = exact.abs().clamp(2.0**-6, 448) / 16
         bound += 1e-5 * (exact.abs() + 1 / scale[b, tokens])
@@ -125,7 +130,9 @@ def units_of(cache):
 def test_what_a_cache_in_fp8_cannot_hold(backend, device):
     """Large activations saturate; such as are not finite come out, and spoil no others."""
     hidden = torch.ones(1, 24, 16, dtype=torch.bfloat16, device=device)
-    hidden[0, 1], hidden[0, 2, 3], hidden[0, 3, 3] = 100, torch.nan, torch.inf
+    hidden[0, 1] = 100
+    hidden[0, 2, 3] = torch.nan
+    hidden[0, 3, 3] = torch.inf
     weight = torch.ones(8, 16, dtype=torch.bfloat16, device=device)
     ones = torch.ones(1, 24, 8, device=device)
     cache, scale = fp8_rows(ones, headroom=16, turned=True, backend="reference")
@@ -134,7 +141,8 @@ def test_what_a_cache_in_fp8_cannot_hold(backend, device):
     options = {"cache_scale": scale, "activation": "silu", "backend": backend}
     arguments = hidden, weight, None, neurons, cache
     first, second = (sparse_mlp_up(*arguments, **options).float() for _ in range(2))
-    one, most = 28 * float(scale[0, 0]), 448 * float(scale[0, 0])
+    one = 28 * float(scale[0, 0])
+    most = 448 * float(scale[0, 0])
     torch.testing.assert_close(first[0, 1], torch.full_like(first[0, 1], most - one))
     assert not first[0, 2:5].isfinite().any()
     assert first[0, 5:].isfinite().all()

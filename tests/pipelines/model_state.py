@@ -16,7 +16,8 @@ def actions(handle, branch="cond"):
 
 def calls_begun(handle):
     """The context and the layout of every call of the transformer from now on, as they come."""
-    calls, session = [], handle._adapters[0].session
+    calls = []
+    session = handle._adapters[0].session
     begin = session.begin
 
     def look(context, layout, *args, **kwargs):
@@ -29,7 +30,8 @@ def calls_begun(handle):
 
 def calls_of(model, run):
     """The arguments, by name, of every call of a model while a function runs."""
-    calls, names = [], [*inspect.signature(model.forward).parameters]
+    calls = []
+    names = [*inspect.signature(model.forward).parameters]
 
     def look(_module, args, kwargs):
         calls.append({**dict(zip(names, args, strict=False)), **kwargs})

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and
     [("flux", torch.float32), slow("flux", torch.float16), ("wan", torch.float32)],
 )
 def test_sparse_steps_give_what_the_stock_model_gives(name, weights):
-    pipe, run = MODELS[name].make(), MODELS[name].generate
+    pipe = MODELS[name].make()
+    run = MODELS[name].generate
     pipe.transformer.to(weights)
     with BF16:
         expected = run(pipe)
@@ -43,7 +44,8 @@ def test_sparse_steps_give_what_the_stock_model_gives(name, weights):
 
 def test_caches_start_anew_where_autocast_comes_and_goes():
     """Entered for one step alone, behind which the latents are float32 again."""
-    pipe, entered = tiny_flux_pipeline(), contextlib.ExitStack()
+    pipe = tiny_flux_pipeline()
+    entered = contextlib.ExitStack()
 
     def enter_once(_pipe, step, _timestep, tensors):
         entered.close()
@@ -58,7 +60,9 @@ def test_caches_start_anew_where_autocast_comes_and_goes():
     expected = run()
     with chipsparse.enable(pipe, FLUX.EXACT) as handle:
         found = run()
-    before, under, after = ["dense", "refresh", *["sparse"] * 3], ["dense"], ["dense", "refresh"]
+    before = ["dense", "refresh", *["sparse"] * 3]
+    under = ["dense"]
+    after = ["dense", "refresh"]
     assert actions(handle)[:8] == before + under + after
     assert [sentence.split(": ")[1] for sentence in handle.report.fallbacks] == [
         "the model goes on in bfloat16 on cpu, under torch.autocast instead of float32 on cpu",

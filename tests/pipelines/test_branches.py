@@ -12,7 +12,8 @@ from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
 from tests.schedules import listed
 
 CONFIG = SPARSE.override({"attention.density": 0.5, "mlp.density": "dense", **listed("DRS")})
-PICTURE, GUIDED = stable_diffusion3.PICTURE, stable_diffusion3.GUIDED
+PICTURE = stable_diffusion3.PICTURE
+GUIDED = stable_diffusion3.GUIDED
 SKIPPING = {
     **PICTURE,
     **GUIDED,
@@ -27,17 +28,20 @@ SKIPPING = {
 @pytest.mark.parametrize("module", [ltx, cogvideox, stable_diffusion3])
 def test_branches_in_one_batch_keep_the_same_columns_and_samples_keep_their_own(module, scale):
     family = module.FAMILIES[0]
-    pipe, kept = family.make(), []
+    pipe = family.make()
+    kept = []
 
     def look():
-        caches, branch = handle._adapters[0].session._caches, handle.report.steps[-1].branch
+        caches = handle._adapters[0].session._caches
+        branch = handle.report.steps[-1].branch
         kept.append(caches[branch, 0].attention.columns.clone())
 
     with chipsparse.enable(pipe, CONFIG) as handle:
         call = {**family.call, **module.prompts(2), "guidance_scale": scale}
         generate(pipe, call, num_inference_steps=3, callback_on_step_end=at_step(1, look))
     (columns,) = kept
-    first, second = columns[:2], columns[-2:]
+    first = columns[:2]
+    second = columns[-2:]
     assert len(columns) == (4 if scale > 1 else 2)
     assert torch.equal(first, second)
     assert not torch.equal(first[0], first[1])

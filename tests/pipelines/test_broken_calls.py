@@ -21,7 +21,9 @@ class BreaksOff(TorchDispatchMode):
 
     def __init__(self, number=None, error=KeyboardInterrupt):
         super().__init__()
-        self.count, self._number, self._error = 0, number, error
+        self.count = 0
+        self._number = number
+        self._error = error
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if self.count == self._number:
@@ -93,7 +95,9 @@ def test_breaking_off_in_a_callback(raises, patched):
     ],
 )
 def test_caches_are_gone_before_the_latents_are_decoded(change, at, steps, offload, monkeypatch):
-    pipe, held, decoding = WAN.make(), [], []
+    pipe = WAN.make()
+    held = []
+    decoding = []
     decode = pipe.vae.decode
 
     def between(given, step, _time, _tensors):

@@ -15,7 +15,8 @@ from tests.pipelines.model_state import state_of
 from tests.pipelines.tiny_runs import STILL
 from tests.tiny_models import tiny_wan_pipeline
 
-CONFIG, wan = STILL.SPARSE, STILL.generate
+CONFIG = STILL.SPARSE
+wan = STILL.generate
 DENSE = SparsityConfig.dense()
 VERBS = {
     "handle.disable": lambda _pipe, handle: handle.disable(),

@@ -24,7 +24,8 @@ LISTED = small_sparse.SPARSE.override(
 )
 HELD = LISTED.override({"schedule.correct": False})
 NOT_CORRECTED = "skipped steps are not corrected: "
-EULER, UNIPC = diffusers.FlowMatchEulerDiscreteScheduler, diffusers.UniPCMultistepScheduler
+EULER = diffusers.FlowMatchEulerDiscreteScheduler
+UNIPC = diffusers.UniPCMultistepScheduler
 DPM = diffusers.DPMSolverMultistepScheduler
 
 
@@ -60,7 +61,8 @@ def corrected(handle):
     ],
 )
 def test_skipped_steps_before_the_last_full_are_corrected(name, variant, schedulers, monkeypatch):
-    told, correct = [], GenerationReport.correct
+    told = []
+    correct = GenerationReport.correct
     monkeypatch.setattr(
         GenerationReport,
         "correct",
@@ -86,7 +88,9 @@ def test_skipped_steps_before_the_last_full_are_corrected(name, variant, schedul
 
 def test_a_call_that_breaks_off_in_a_gap_leaves_nothing():
     pipe = tiny_flux_pipeline()
-    expected, kind, attributes = generate(pipe, "flux"), type(pipe.scheduler), vars(pipe.scheduler)
+    expected = generate(pipe, "flux")
+    kind = type(pipe.scheduler)
+    attributes = vars(pipe.scheduler)
 
     def look(pipe, step, _time, tensors):
         assert vars(pipe.scheduler).keys() == attributes.keys()
@@ -156,7 +160,8 @@ def test_skips_with_a_scheduler_that_cannot_go_again_are_noted_once(name, make, 
 
 @pytest.mark.parametrize("shift", [3.0, 7.0])
 def test_correction_is_off_where_gaps_are_too_long_for_the_flow_shift(shift):
-    pipe, is_off = tiny_flux_pipeline(scheduler=EULER(shift=shift)), shift > 5.5
+    pipe = tiny_flux_pipeline(scheduler=EULER(shift=shift))
+    is_off = shift > 5.5
     with chipsparse.enable(pipe, LISTED.override({"schedule.full_steps": [0, 4]})) as handle:
         generate(pipe, "flux")
     reason = "only 2 of 9 steps are computed, too few of them for a flow shift that is so large"

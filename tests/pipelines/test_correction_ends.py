@@ -81,9 +81,11 @@ def forgotten_outputs(pipe, _tensors):
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_change_within_a_skipped_interval_ends_its_correction(name, change, step):
     """Up to the step after the interval, all is as if nothing were corrected."""
-    followed, corrections = {}, {}
+    followed = {}
+    corrections = {}
     for config in (CORRECTED, HELD):
-        pipe, latents = MAKERS[name](), []
+        pipe = MAKERS[name]()
+        latents = []
         if change is forgotten_outputs:
             pipe.scheduler = diffusers.UniPCMultistepScheduler(**FLOW)
 
@@ -132,7 +134,8 @@ def test_levels_that_are_written_in_place_are_those_of_new_ones():
 @pytest.mark.parametrize("order", ["before enable", "after enable"])
 def test_a_step_of_the_users_own_is_called_once_a_step(order):
     """However many steps are gone through again beside it."""
-    pipe, calls = tiny_flux_pipeline(), []
+    pipe = tiny_flux_pipeline()
+    calls = []
     with chipsparse.enable(pipe, CORRECTED):
         expected = generate(pipe, "flux")
 
@@ -157,7 +160,8 @@ def test_a_step_of_the_users_own_is_called_once_a_step(order):
 
 def test_copies_within_a_step_of_the_users_own_are_stock():
     """Such as those that look ahead, whose steps are not the generation's."""
-    pipe, kinds = tiny_flux_pipeline(), []
+    pipe = tiny_flux_pipeline()
+    kinds = []
     with chipsparse.enable(pipe, CORRECTED):
         expected = generate(pipe, "flux")
     own = pipe.scheduler.step
@@ -201,7 +205,8 @@ def live_shapes():
 
 def test_a_scheduler_that_is_stepped_after_a_generation_is_the_stock_one():
     """Without the model: nothing is kept of the latents, and nothing is corrected."""
-    pipe, shape = tiny_flux_pipeline(), (1, 13, 1009)
+    pipe = tiny_flux_pipeline()
+    shape = (1, 13, 1009)
     stock = EULER.from_config(pipe.scheduler.config)
     config = CORRECTED.override({"schedule.full_steps": [*FULL, STEPS - 1]})
     with chipsparse.enable(pipe, config) as handle:
@@ -221,7 +226,8 @@ def test_a_scheduler_that_is_stepped_after_a_generation_is_the_stock_one():
 
 def test_nothing_of_an_interrupted_correction_is_left_at_decoding(monkeypatch):
     """Interrupted within a skipped interval, for which tensors of the latents' size are kept."""
-    pipe, counts = STILL.make(), []
+    pipe = STILL.make()
+    counts = []
     decode = pipe.vae.decode
 
     def interrupt():
@@ -275,7 +281,8 @@ def test_the_flow_shift_of_levels_that_rise_is_that_of_their_noise():
 
 def test_memory_is_planned_with_room_for_correction(monkeypatch):
     """Some copies of the latents in fp32, where steps between sparse ones are skipped."""
-    planned, admit = [], CacheStore.admit
+    planned = []
+    admit = CacheStore.admit
 
     def noting(store, branch, plan, device, demand):
         planned.append(demand.pending_bytes)

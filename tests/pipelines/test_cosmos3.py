@@ -34,7 +34,8 @@ def test_captured_steps_give_the_same(request):
     """Also of prompts that differ in length, whose branches have orders of their own."""
     steps = ["dense", "refresh", *["sparse"] * 4]
     config = SPARSE.override({"schedule.actions": steps, "cuda_graphs": "always"})
-    pipe, call = cosmos3.pipeline(), ("cosmos 3", "sound, prompts of two lengths")
+    pipe = cosmos3.pipeline()
+    call = ("cosmos 3", "sound, prompts of two lengths")
     with chipsparse.enable(pipe, config):
         expected = generate(pipe, *call)
     request.getfixturevalue("recorder")

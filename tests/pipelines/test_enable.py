@@ -29,7 +29,8 @@ from tests.schedules import letters_of
 from tests.tiny_models import PROMPT, random, tiny_wan_pipeline
 from tests.variants import slow
 
-CONFIG, wan = STILL.SPARSE, STILL.generate
+CONFIG = STILL.SPARSE
+wan = STILL.generate
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,8 @@ def pipe(shared):
 
 
 def test_the_way_back_without_the_handle_and_a_handle_that_is_used_up(pipe):
-    handle, other = chipsparse.enable(pipe, CONFIG), type(pipe)(**pipe.components)
+    handle = chipsparse.enable(pipe, CONFIG)
+    other = type(pipe)(**pipe.components)
     assert handle.enabled
     kept = pipe.__call__
     chipsparse.disable(other)  # by the transformer that both have
@@ -77,7 +79,8 @@ def test_running_a_cell_again_exchanges_the_patch(pipe):
 
 
 def test_a_patch_stays_where_the_new_one_is_refused(pipe):
-    handle, other = chipsparse.enable(pipe, CONFIG), type(pipe)(**pipe.components)
+    handle = chipsparse.enable(pipe, CONFIG)
+    other = type(pipe)(**pipe.components)
     for new, config, said in (
         (pipe, "no.yaml", "cannot read"),
         (other, CONFIG, r"patched already; .* or chipsparse.disable\(pipe\), fi"),
@@ -225,7 +228,8 @@ def counting(forward, calls):
 @pytest.mark.parametrize("patched", ["before", "after", "by the patched model's class"])
 @pytest.mark.parametrize("model_class", [WanTransformer3DModel, WanTransformerBlock])
 def test_a_class_with_a_wrapped_forward_computes_as_before(pipe, model_class, patched, monkeypatch):
-    calls, forward = [], model_class.forward
+    calls = []
+    forward = model_class.forward
     with chipsparse.enable(pipe, TILED, strict=True):
         expected = wan(pipe)
     if patched == "before":
@@ -299,7 +303,8 @@ class Wrapped(WanTransformer3DModel):
 @pytest.mark.parametrize("model_class", [WithAnArgument, Wrapped])
 def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
     with chipsparse.enable(pipe, TILED):
-        expected, by_hand = wan(pipe), looped(pipe, pipe.transformer)
+        expected = wan(pipe)
+        by_hand = looped(pipe, pipe.transformer)
     other = copy.copy(pipe)
     other.transformer = model_class.from_config(pipe.transformer.config)
     other.transformer.load_state_dict(pipe.transformer.state_dict())
@@ -357,7 +362,8 @@ def test_a_branch_starts_anew_under_inference_mode_too(name):
 
 
 def check_that_branches_start_anew(name, *, skips):
-    pipe, (change, branches) = tiny_wan_pipeline(), CHANGES[name]
+    pipe = tiny_wan_pipeline()
+    (change, branches) = CHANGES[name]
     if "LoRA" in name:
         add_lora(pipe, "to_q")
     text, negative = pipe.encode_prompt(PROMPT, max_sequence_length=16)

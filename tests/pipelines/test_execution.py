@@ -20,7 +20,9 @@ from tests.pipelines.changes import offload_groups
 from tests.pipelines.tiny_runs import FLUX
 from tests.tiny_models import tiny_flux_pipeline, tiny_wan_transformer
 
-CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
+CPU = torch.device("cpu")
+FIRST = torch.device("cuda:0")
+SECOND = torch.device("cuda:1")
 DEVICE = torch.device("meta")
 HIDDEN = torch.zeros(1, dtype=torch.bfloat16)
 
@@ -101,7 +103,8 @@ def test_a_transformer_that_is_split_is_refused(places):
 
 def test_memory_is_planned_and_layers_are_timed_where_the_model_computes(monkeypatch):
     """And not where the latents are before hooks have moved them."""
-    pipe, asked = tiny_flux_pipeline(), []
+    pipe = tiny_flux_pipeline()
+    asked = []
     with chipsparse.enable(pipe, FLUX.SPARSE) as handle:
         (adapter,) = handle._adapters
         begin = adapter.session.begin
@@ -140,7 +143,8 @@ def test_the_model_before_this_one_leaves_first(model, there):
 @pytest.mark.parametrize("count", [1, 2])
 def test_groups_of_blocks(model, count):
     offload_groups(model, count)
-    block, others = nbytes(model.blocks[0]), nbytes(model) - 6 * nbytes(model.blocks[0])
+    block = nbytes(model.blocks[0])
+    others = nbytes(model) - 6 * nbytes(model.blocks[0])
     largest = sorted([*[count * block] * (6 // count), others])[-3:]
     assert pending_bytes(model, DEVICE) == sum(largest) < nbytes(model)
 

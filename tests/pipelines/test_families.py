@@ -196,7 +196,8 @@ def test_a_masked_call_differs_from_one_without_the_mask():
     ],
 )
 def test_keeping_everything_is_the_dense_result_of_every_call(name, calls):
-    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    family = FAMILIES[name]
+    pipe = FAMILIES[name].make()
     for variant, rule in zip(calls, itertools.cycle(["means", "difference"]), strict=False):
         with chipsparse.enable(pipe, EXACT.override({"attention.delta_rule": rule})) as handle:
             found = generate(pipe, name, variant)
@@ -211,10 +212,13 @@ def test_keeping_everything_is_the_dense_result_of_every_call(name, calls):
 @slow_unless(FAMILIES, [name for name in IN_FULL if "two experts" not in name])
 def test_three_steps_that_keep_everything_are_the_dense_ones(name):
     """And their sizes are those that the configs tell."""
-    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    family = FAMILIES[name]
+    pipe = FAMILIES[name].make()
     steps = 3 + family.unpatched_steps
     with chipsparse.enable(pipe, EXACT) as handle:
-        adapter, layouts, texts = handle._adapters[-1], [], []
+        adapter = handle._adapters[-1]
+        layouts = []
+        texts = []
         layout = adapter.layout
 
         def look(arguments):
@@ -249,7 +253,8 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
     ],
 )
 def test_every_call_runs_sparse_and_leaves_no_trace(name, calls):
-    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    family = FAMILIES[name]
+    pipe = FAMILIES[name].make()
     with chipsparse.enable(pipe, SPARSE) as handle:
         for variant in calls:
             found = generate(pipe, name, variant)
@@ -300,11 +305,15 @@ JOINT = {
 @slow_unless({"cogvideox 2b", "flux", "minimax h3", "mochi"}, JOINT)
 def test_columns_of_text_are_always_kept_and_those_of_its_padding_never(name):
     """No others fit; in every branch, whose prompts may differ in length."""
-    pipe, columns, neurons, layouts = FAMILIES[name].make(), {}, {}, {}
+    pipe = FAMILIES[name].make()
+    columns = {}
+    neurons = {}
+    layouts = {}
     config = SPARSE.override({"attention.density": 0.01})
     with chipsparse.enable(pipe, config) as handle:
         session = handle._adapters[0].session
-        begin, caches = session.begin, session._caches
+        begin = session.begin
+        caches = session._caches
 
         def look(context, layout, *args, **kwargs):
             layouts[context.branch] = layout
@@ -414,7 +423,8 @@ def test_a_processor_that_was_replaced_runs_dense_and_stays(name):
 @slow_unless({"flux", "qwen-image", "wan 2.1"})
 def test_the_attention_backend_may_change_and_be_reset_while_enabled(name):
     config = SPARSE.override({"schedule.first_dense_layers": 1})  # which the backend computes
-    pipe, other = FAMILIES[name].make(), FAMILIES[name].make()
+    pipe = FAMILIES[name].make()
+    other = FAMILIES[name].make()
     with attention_backend("native"):  # diffusers sets it globally, too: restore it
         with chipsparse.enable(pipe, config) as handle:
             adapter = handle._adapters[0]
@@ -461,7 +471,8 @@ def compile_blocks(model):
 
 @slow_unless({"flux"})
 def test_compiled_blocks_share_one_graph_for_each_kind(name):
-    family, pipe = FAMILIES[name], FAMILIES[name].make()
+    family = FAMILIES[name]
+    pipe = FAMILIES[name].make()
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()

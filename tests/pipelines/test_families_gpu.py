@@ -62,7 +62,8 @@ def generate(pipe, *args, **options):
     [call for call in test_families.CALLS if call[0] in OFTEN or call[1] == test_families.BASE],
 )
 def test_recorded_steps_give_what_launched_ones_do(name, variant):
-    pipe, results = make(name), []
+    pipe = make(name)
+    results = []
     for mode in ("never", "always"):
         config = UNSKIPPED.override({"cuda_graphs": mode})
         with chipsparse.enable(pipe, config) as handle:

@@ -104,7 +104,9 @@ def test_a_kernel_that_cannot_run_and_a_forced_reference_leave_the_model_alone(m
 @pytest.mark.parametrize(("name", "variant"), PADDED)
 def test_padded_text_is_cut_and_not_masked(name, variant, monkeypatch):
     """On a GPU, where kernels that take a mask are slower; here it is said to be one."""
-    pipe, seen, stock = FAMILIES[name].make(), set(), attention_dispatch.dispatch_attention_fn
+    pipe = FAMILIES[name].make()
+    seen = set()
+    stock = attention_dispatch.dispatch_attention_fn
     masked, _ = generated(pipe, name, SKIPS, variant)
 
     def dispatch(query, key, value, attn_mask=None, *args, **options):

@@ -59,7 +59,8 @@ def test_gated_and_other_feed_forwards_run_sparse(activation, bias, pipe):
     ],
 )
 def test_a_layer_that_is_not_understood_runs_dense_and_says_so(change, layer, reason, pipe):
-    double, single = pipe.transformer.transformer_blocks, pipe.transformer.single_transformer_blocks
+    double = pipe.transformer.transformer_blocks
+    single = pipe.transformer.single_transformer_blocks
     if change == "activation":
         double[1].ff = FeedForward(32, 32, activation_fn="geglu-approximate")
     elif change == "weight":
@@ -175,7 +176,8 @@ def test_second_weights_are_turned_around_and_restored(model, turned, dense):
     with chipsparse.enable(pipe, FLUX.SPARSE):
         turned.append(False)
         expected = run(pipe)
-    before, parameters = state_of(pipe.transformer), second_weights(pipe)
+    before = state_of(pipe.transformer)
+    parameters = second_weights(pipe)
     values = [weight.clone() for weight in parameters]
     with chipsparse.enable(pipe, FLUX.SPARSE):
         turned.append(True)
@@ -253,10 +255,14 @@ def test_weights_that_are_offloaded_in_groups_are_not_turned_and_run_dense(pipe)
 
 
 def test_weights_within_the_attention_are_views_of_the_models(monkeypatch):
-    pipe, seen, run = flux2.tiny_flux2_pipeline(), [], MLPLayer.__call__
+    pipe = flux2.tiny_flux2_pipeline()
+    seen = []
+    run = MLPLayer.__call__
     attention = pipe.transformer.single_transformer_blocks[1].attn
-    first, second = attention.to_qkv_mlp_proj.weight, attention.to_out.weight
-    inner, neurons = attention.inner_dim, attention.mlp_hidden_dim
+    first = attention.to_qkv_mlp_proj.weight
+    second = attention.to_out.weight
+    inner = attention.inner_dim
+    neurons = attention.mlp_hidden_dim
 
     def look(layer, state, hidden, weights, **options):
         if layer.number == 3:

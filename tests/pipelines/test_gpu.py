@@ -114,7 +114,8 @@ def test_out_of_memory_in_the_middle_leaks_nothing(expected):
             torch.cuda.synchronize()
             return torch.cuda.memory_allocated(), memory_of(handle).nbytes
 
-        before, calls = held(), []
+        before = held()
+        calls = []
 
         def run_out(*_):
             calls.append(None)
@@ -175,7 +176,8 @@ def test_beside_compiled_blocks(expected):
 
 def test_two_pipelines_take_turns_on_one_gpu(expected):
     pipes = [tiny_wan_pipeline().to("cuda") for _ in range(2)]
-    handles, found = [chipsparse.enable(pipe, ON_HOST) for pipe in pipes], []
+    handles = [chipsparse.enable(pipe, ON_HOST) for pipe in pipes]
+    found = []
 
     def other(_pipe, step, _t, tensors):
         if step == 2:

@@ -28,7 +28,8 @@ def memory_of(handle):
 
 def test_two_experts_use_the_same_host_memory_one_after_the_other(device):
     experts = {"transformer_2": tiny_wan_transformer(seed=9), "boundary_ratio": 0.9}
-    pipe, held = tiny_wan_pipeline(**experts).to(device), []
+    pipe = tiny_wan_pipeline(**experts).to(device)
+    held = []
     with chipsparse.enable(pipe, WAN.SPARSE):
         expected = WAN.generate(pipe)
     with chipsparse.enable(pipe, WAN.SPARSE.override(HOSTED)) as handle:
@@ -49,7 +50,8 @@ def test_disable_while_copies_are_under_way(pipe):
     """In the middle of a generation, straight after a refresh queued its write-backs."""
     expected = WAN.generate(pipe)
     handle = chipsparse.enable(pipe, WAN.SPARSE.override(HOSTED))
-    memory, held = memory_of(handle), []
+    memory = memory_of(handle)
+    held = []
 
     def stop():
         held.append(memory.nbytes)

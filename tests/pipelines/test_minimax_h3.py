@@ -28,7 +28,8 @@ def packed(order=PIPELINES_OWN):
         "video": grid_positions(GRID, 3.0),
     }
     positions = torch.cat([parts[name].double() for name in order])
-    first, places = 0, dict.fromkeys(parts, torch.empty(0, dtype=torch.long))
+    first = 0
+    places = dict.fromkeys(parts, torch.empty(0, dtype=torch.long))
     for name in order:
         places[name] = torch.arange(first, first + len(parts[name]))
         first += len(parts[name])
@@ -66,7 +67,8 @@ def test_rows_of_no_grid_and_a_sequence_without_video_are_refused():
 @pytest.mark.parametrize("name", ["", *VARIANTS])
 def test_one_call_gives_the_same_in_our_order(name):
     """Rows carry their positions, tags and timesteps along; both outputs keep the caller's."""
-    pipe, changes = tiny_h3_pipeline(), VARIANTS[name] if name else {}
+    pipe = tiny_h3_pipeline()
+    changes = VARIANTS[name] if name else {}
     call = calls_of(
         pipe.transformer, lambda: generate(pipe, {**VIDEO, **changes}, num_inference_steps=1)
     )[0]

@@ -73,7 +73,9 @@ def z_image_base():
     return pipe, {"height": 128, "width": 96, **prompts}
 
 
-CHANNELS, SOUND_CHANNELS = 24, 32  # latents of MiniMax-H3, where there are no VAEs to ask
+# Latents of MiniMax-H3, where there are no VAEs to ask.
+CHANNELS = 24
+SOUND_CHANNELS = 32
 KEYFRAMES = {
     "keyframe_anchors": ("first", "last"),
     "condition_latents": [random(1, CHANNELS, 1, 4, 6, seed=seed) for seed in (5, 6)],
@@ -131,7 +133,8 @@ def test_a_modular_pipeline_runs_sparse_in_all_its_branches(name):
     make, branches = FAMILIES[name]
     pipe, call = make()
     (model,) = (each for part, each in pipe.components.items() if part.startswith("transformer"))
-    expected, before = generate(pipe, call), state_of(model)
+    expected = generate(pipe, call)
+    before = state_of(model)
     with chipsparse.enable(pipe, EXACT, strict=True) as handle:
         assert_close(generate(pipe, call), expected)
     sparse = {record.branch for record in handle.report.steps if record.action == "sparse"}

@@ -172,7 +172,8 @@ def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, befo
 
 @pytest.mark.parametrize("case", ["flux", "cogvideox"])
 def test_another_pipeline_in_a_callback(case):
-    pipe, inner = made(case), []
+    pipe = made(case)
+    inner = []
     preview = at_step(2, lambda: inner.append(call(other, case)))
     with chipsparse.enable(pipe, SPARSE):
         other = sharing(pipe)
@@ -207,7 +208,8 @@ ROUNDED = {
 @pytest.mark.parametrize("shift", [1.0, 12.0])
 @pytest.mark.parametrize("rounded", slow_unless(("divided, rounded", "filled"), ROUNDED))
 def test_a_loop_of_the_users_that_rounds_its_timesteps(rounded, shift):
-    pipe, given = made("flux"), first_call("flux")
+    pipe = made("flux")
+    given = first_call("flux")
     pipe.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
     for steps in (True, False):
         with chipsparse.enable(pipe, SPARSE, strict=True) as handle, torch.no_grad():
@@ -226,7 +228,8 @@ def test_a_loop_of_the_users_that_rounds_its_timesteps(rounded, shift):
 @pytest.mark.parametrize("sparse", [True, False])
 def test_a_loop_by_no_scheduler(sparse):
     """The pipeline's has the thousand timesteps of its training; missed where any is sparse."""
-    pipe, given = made("flux"), first_call("flux")
+    pipe = made("flux")
+    given = first_call("flux")
     config = SPARSE if sparse else chipsparse.SparsityConfig.dense()
     warned = pytest.warns(chipsparse.DenseWarning) if sparse else contextlib.nullcontext()
     with chipsparse.enable(pipe, config, strict=not sparse) as handle, torch.no_grad(), warned:
@@ -252,9 +255,11 @@ def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided
 
 def own_loop(pipe, scheduler=None, *, broken=None, steps=True):
     """The latents of a loop by Euler's method, stepping the scheduler or not."""
-    scheduler, given = scheduler or pipe.scheduler, first_call("flux")
+    scheduler = scheduler or pipe.scheduler
+    given = first_call("flux")
     scheduler.set_timesteps(STEPS, mu=1.0, device="cpu")
-    latents, sigmas = given["hidden_states"], scheduler.sigmas
+    latents = given["hidden_states"]
+    sigmas = scheduler.sigmas
     for step, time in enumerate(scheduler.timesteps):
         if step == broken:
             raise InterruptedError
@@ -268,7 +273,8 @@ def own_loop(pipe, scheduler=None, *, broken=None, steps=True):
 
 @pytest.mark.parametrize("whose", ["the pipeline's", "another"])
 def test_a_loop_that_is_a_generation_is_corrected_as_the_pipelines(whose):
-    pipe, found = made("flux"), {}
+    pipe = made("flux")
+    found = {}
     other = diffusers.FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config)
     scheduler = None if whose == "the pipeline's" else other
     for correct in (True, False):
@@ -309,7 +315,8 @@ def test_a_generation_within_another_is_refused_and_one_may_end_its_handle():
 
 
 def test_a_loop_that_does_not_step_the_scheduler_is_not_corrected_and_says_so():
-    pipe, found = made("flux"), []
+    pipe = made("flux")
+    found = []
     said = "skipped steps are not corrected: the loop does not step its scheduler as pipelines do"
     for correct in (True, False):
         config = SKIPPED.override({"schedule.correct": correct})
@@ -346,7 +353,8 @@ CLOSE = [1000.0, 999.0, 998.0, 500.0]
 def test_the_step_that_a_scheduler_has_next(timesteps, told, timestep, behind_step, is_next):
     scheduler = SimpleNamespace(timesteps=torch.tensor(timesteps))
     if told != "never":
-        scheduler.step_index, scheduler.begin_index = told, 0
+        scheduler.step_index = told
+        scheduler.begin_index = 0
     for dtype in (torch.float32, torch.bfloat16):
         called = torch.tensor([timestep]).to(dtype)
 
@@ -359,7 +367,8 @@ def test_the_step_that_a_scheduler_has_next(timesteps, told, timestep, behind_st
 
 def test_the_timesteps_of_a_generation_that_is_over_run_no_other_loop():
     """A scheduler that never tells its step has them still."""
-    pipe, given = made("cogvideox"), first_call("cogvideox")
+    pipe = made("cogvideox")
+    given = first_call("cogvideox")
 
     def loop():
         for time in pipe.scheduler.timesteps:
@@ -375,10 +384,13 @@ def test_the_timesteps_of_a_generation_that_is_over_run_no_other_loop():
 @pytest.mark.parametrize("case", ["flux", "flux guided"])
 def test_a_callback_may_call_the_transformer_at_the_step_just_done(case):
     """Its scheduler is at the next step already."""
-    pipe, given, looked = made(case), first_call(case), []
+    pipe = made(case)
+    given = first_call(case)
+    looked = []
 
     def look():
-        times, step = pipe.scheduler.timesteps, pipe.scheduler.step_index
+        times = pipe.scheduler.timesteps
+        step = pipe.scheduler.step_index
         pipe.transformer(**at(given, times[step - 1] / 1000))
         looked.append(list(handle.report.fallbacks))
 
@@ -389,10 +401,12 @@ def test_a_callback_may_call_the_transformer_at_the_step_just_done(case):
 
 def test_a_loop_is_at_the_next_step_of_its_scheduler_and_not_at_the_one_just_done():
     """A step done again has latents that the scheduler knows nothing of."""
-    pipe, given = made("flux"), first_call("flux")
+    pipe = made("flux")
+    given = first_call("flux")
     with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad(), handle.generation():
         pipe.scheduler.set_timesteps(STEPS, mu=1.0)
-        latents, times = given["hidden_states"], pipe.scheduler.timesteps
+        latents = given["hidden_states"]
+        times = pipe.scheduler.timesteps
         output = pipe.transformer(**at(given, times[0] / 1000))[0]
         assert handle.report.fallbacks == []
         pipe.scheduler.step(output, times[0], latents)

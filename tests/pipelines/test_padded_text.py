@@ -54,7 +54,8 @@ def test_the_lengths_of_a_mask(rows, one_length, lengths, dtype):
 def test_a_tensor_is_read_once_until_it_is_written_to_and_not_held():
     read = []
     facts = TensorFacts(lambda tensor: read.append(1) or tensor.sum().item())
-    first, second = torch.ones(2), torch.ones(2)
+    first = torch.ones(2)
+    second = torch.ones(2)
     assert [facts(first), facts(second), facts(first), facts(second)] == [2, 2, 2, 2]
     assert len(read) == 2
     first.zero_()
@@ -77,7 +78,9 @@ def test_a_tensor_is_read_once_until_it_is_written_to_and_not_held():
 def test_padding_is_cut_and_each_mask_is_read_once_in_a_generation(name):
     """It lives on the device, and to read it is to wait for that."""
     variant, mask, tokens, masks, reader = PADDED[name]
-    pipe, call, read = FAMILIES[name].make(), arguments_of(name, variant), []
+    pipe = FAMILIES[name].make()
+    call = arguments_of(name, variant)
+    read = []
     with chipsparse.enable(pipe, EXACT) as handle:
         facts = getattr(handle._adapters[0], reader)
         facts._read = lambda mask, stock=facts._read: read.append(mask) or stock(mask)
@@ -99,7 +102,8 @@ def test_padding_is_cut_and_each_mask_is_read_once_in_a_generation(name):
     [(name, "prompts of two lengths") for name in PADDED] + [("qwen-image", "padded")],
 )
 def test_a_mask_is_no_fallback_where_only_the_mlp_is_sparse(name, variant):
-    pipe, call = FAMILIES[name].make(), arguments_of(name, variant)
+    pipe = FAMILIES[name].make()
+    call = arguments_of(name, variant)
     expected = generate(pipe, call)
     with chipsparse.enable(pipe, EXACT.override({"attention.density": "dense"})) as handle:
         assert_close(generate(pipe, call), expected)
@@ -154,7 +158,8 @@ def test_each_length_of_mochi_is_a_branch_of_its_own():
 
 def test_each_length_of_mochi_is_a_branch_of_its_own_where_a_share_of_the_steps_is_sparse():
     shares = {"schedule": {"full_share": 0.34, "sparse_steps": 0.5}}
-    pipe, prompts = mochi.tiny_pipeline(), mochi.prompts(7, negative=[3])
+    pipe = mochi.tiny_pipeline()
+    prompts = mochi.prompts(7, negative=[3])
     with chipsparse.enable(pipe, SPARSE.override(shares)) as handle:
         generate(pipe, {**mochi.VIDEO, **prompts, "guidance_scale": 4.5})
         assert {step.branch for step in handle.report.steps} == {"cond_uncond 0", "cond_uncond 1"}
@@ -172,7 +177,8 @@ def test_prompts_of_other_lengths_lay_out_no_more_steps_than_there_are(monkeypat
 
     monkeypatch.setattr(schedule, "spread", spied)
     shares = {"schedule": {"full_share": 0.34, "sparse_steps": 0.5}}
-    pipe, prompts = mochi.tiny_pipeline(), mochi.prompts(7, negative=[3])
+    pipe = mochi.tiny_pipeline()
+    prompts = mochi.prompts(7, negative=[3])
     with chipsparse.enable(pipe, SPARSE.override(shares)):
         arguments = {**mochi.VIDEO, **prompts, "guidance_scale": 4.5}
         generate(pipe, arguments, num_inference_steps=9)
@@ -180,7 +186,8 @@ def test_prompts_of_other_lengths_lay_out_no_more_steps_than_there_are(monkeypat
 
 
 def test_an_unpatched_generation_of_mochi_is_one_call_a_step():
-    pipe, calls = mochi.tiny_pipeline(), []
+    pipe = mochi.tiny_pipeline()
+    calls = []
     pipe.transformer.patch_embed.register_forward_hook(lambda *_: calls.append(None))
     for config, expected in ((SparsityConfig.dense(), 4), (SPARSE.override(listed("DRKS")), 2 * 3)):
         calls.clear()

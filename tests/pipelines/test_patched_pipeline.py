@@ -24,7 +24,8 @@ from tests.pipelines.tiny_runs import STILL, WAN
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 from tests.variants import slow
 
-CONFIG, wan = STILL.SPARSE, STILL.generate
+CONFIG = STILL.SPARSE
+wan = STILL.generate
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,8 @@ def test_its_class_is_the_stock_one_to_whoever_looks(pipe):
 
 @pytest.mark.parametrize("of", ["pipeline", "transformer"])
 def test_saved_files_are_those_of_the_stock_model(pipe, tmp_path, dense, of):
-    before, after = tmp_path / "before", tmp_path / "after"
+    before = tmp_path / "before"
+    after = tmp_path / "after"
     saved = pipe if of == "pipeline" else pipe.transformer
     saved.save_pretrained(before)
     with chipsparse.enable(pipe, CONFIG):
@@ -208,7 +210,8 @@ def test_few_of_our_frames_stand_around_the_dispatcher_at_a_sparse_step(pipe):
             return
         names = []
         while frame is not None:
-            module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+            module = frame.f_globals.get("__name__", "")
+            name = frame.f_code.co_name
             if module.startswith("chipsparse.") or name == "dispatch_attention_fn":
                 names.append(f"{module.rpartition('.')[2]}.{name}")
             frame = frame.f_back

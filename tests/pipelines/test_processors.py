@@ -33,7 +33,8 @@ class Other:
     """A user's own processor: it computes what another one does, and less."""
 
     def __init__(self, stock, share=0.5):
-        self.stock, self.share = stock, share
+        self.stock = stock
+        self.share = share
 
     def __call__(self, *args, **kwargs):
         return tuple(self.share * output for output in self.stock(*args, **kwargs))

@@ -171,7 +171,8 @@ COMBINATIONS = itertools.product(QUANTIZERS, ("wan", "flux"), (False, True), OFF
     [each if each in QUICK else slow(*each) for each in COMBINATIONS],
 )
 def test_sparse_attention_and_the_reasons_for_dense_mlps(quantizer, model, lora, offload, tmp_path):
-    pipe, call = quantized(model, quantizer, lora=lora), call_of(model)
+    pipe = quantized(model, quantizer, lora=lora)
+    call = call_of(model)
     if offload == "disk" and quantizer.startswith("torchao"):
         with pytest.raises(ValueError, match="not supported for TorchAO"):
             OFFLOADS[offload](pipe.transformer, tmp_path)
@@ -203,7 +204,8 @@ def test_sparse_steps_of_fp8_weights_compute_the_neurons_given(model, quantizer)
 
     In inference mode torchao cannot slice its tensors.
     """
-    pipe, call = quantized(model, quantizer, ends=MLP), call_of(model)
+    pipe = quantized(model, quantizer, ends=MLP)
+    call = call_of(model)
     with torch.inference_mode(), chipsparse.enable(pipe, SPARSE) as handle:
         found = generate(pipe, call)
     (sparse,) = [record for record in handle.report.steps if record.action == "sparse"]
@@ -219,7 +221,8 @@ def test_sparse_steps_of_fp8_weights_compute_the_neurons_given(model, quantizer)
 
 
 def test_an_mlp_of_which_a_part_is_in_fp8_runs_dense():
-    pipe, call = quantized("wan", "torchao FP8", ends=["net.0.proj"]), call_of("wan")
+    pipe = quantized("wan", "torchao FP8", ends=["net.0.proj"])
+    call = call_of("wan")
     expected = generate(pipe, call)
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(generate(pipe, call), expected)
@@ -231,7 +234,8 @@ def test_an_mlp_of_which_a_part_is_in_fp8_runs_dense():
 @pytest.mark.parametrize("model", ["wan", "flux", "flux2"])
 @pytest.mark.parametrize("quantizer", IN_FP8)
 def test_weights_alone_in_fp8_run_dense_under_autocast(model, quantizer):
-    pipe, call = quantized(model, quantizer, ends=MLP), call_of(model)
+    pipe = quantized(model, quantizer, ends=MLP)
+    call = call_of(model)
     alone = quantizer == "torchao FP8"
     with torch.autocast("cpu", torch.bfloat16), chipsparse.enable(pipe, EXACT) as handle:
         found = generate(pipe, call)
@@ -249,7 +253,8 @@ GRAPHS = {"wan": 1, "flux": 2, "flux2": 2, "hunyuan": KINDS}  # as many as of 16
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MAKE)
 def test_compiled_blocks_of_fp8_weights(model):
-    pipe, call = quantized(model, "torchao FP8", ends=MLP), call_of(model)
+    pipe = quantized(model, "torchao FP8", ends=MLP)
+    call = call_of(model)
     with chipsparse.enable(pipe, SPARSE):
         expected = generate(pipe, call)
     torch._dynamo.reset()
@@ -270,7 +275,8 @@ def test_compiled_blocks_of_fp8_weights(model):
 @pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize("quantizer", IN_FP8)
 def test_recorded_steps_of_fp8_weights_give_the_same(quantizer, where, request):
-    pipe, call = quantized("flux", quantizer, where=where), {**call_of("flux"), **LONGER}
+    pipe = quantized("flux", quantizer, where=where)
+    call = {**call_of("flux"), **LONGER}
     with chipsparse.enable(pipe, SPARSE.override({"cuda_graphs": "never"})):
         expected = generate(pipe, call)
     if where == "cpu":

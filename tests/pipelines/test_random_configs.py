@@ -77,7 +77,8 @@ class Draw:
 
 
 def drawn(seed):
-    draw, names = random.Random(seed), [*FAMILIES]
+    draw = random.Random(seed)
+    names = [*FAMILIES]
     family = names[seed % len(names)]
     steps = draw.randint(2, MOST_STEPS)
     solver = None
@@ -229,7 +230,8 @@ def run_fault(pipe, family, fault):
         if calls > fault.at:
             raise Broken
 
-    changes, hook = {}, None
+    changes = {}
+    hook = None
     if fault.kind in ("callback", "interrupt"):
         changes["callback_on_step_end"] = after_step
     elif fault.kind == "layer":

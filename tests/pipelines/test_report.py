@@ -12,7 +12,8 @@ from tests.pipelines.tiny_runs import STILL
 from tests.schedules import letters_of
 from tests.tiny_models import PROMPT, tiny_wan_pipeline, tiny_wan_transformer
 
-CONFIG, wan = STILL.SPARSE, STILL.generate
+CONFIG = STILL.SPARSE
+wan = STILL.generate
 FEW = "nothing runs sparse: 3 steps are too few for the schedule, which needs at least 6"
 EXCHANGED = (
     "nothing runs sparse: the pipeline's transformer was exchanged after enable(); call "
@@ -173,7 +174,8 @@ def test_layers_that_all_run_dense_are_said_at_the_first_call(pipe):
 
 
 def test_an_exchanged_transformer_is_noticed_by_the_next_call(pipe):
-    stock, other = pipe.transformer, tiny_wan_transformer(seed=5)
+    stock = pipe.transformer
+    other = tiny_wan_transformer(seed=5)
     with chipsparse.enable(pipe, CONFIG) as handle:
         wan(pipe)
         pipe.transformer = other

@@ -47,7 +47,8 @@ def test_steps_are_skipped_where_a_sparse_one_is_dear(cost, monkeypatch):
 
 def test_a_text_of_another_length_has_the_same_schedule():
     """Branches of a call take one action at each step, or guidance would mix two schedules."""
-    pipe, prompts = mochi.tiny_pipeline(), mochi.prompts(7, negative=[3])
+    pipe = mochi.tiny_pipeline()
+    prompts = mochi.prompts(7, negative=[3])
     with chipsparse.enable(pipe, BY_COST) as handle:
         generate(pipe, {**mochi.VIDEO, **prompts, "guidance_scale": 4.5})
     branches = {step.branch for step in handle.report.steps}

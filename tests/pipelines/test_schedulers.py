@@ -25,7 +25,8 @@ def refusal(name):
 
 def test_what_calls_twice_per_step_is_refused_when_enabled_and_by_the_first_call():
     """The scheduler may be exchanged while enabled, in the middle of everything."""
-    pipe, ran = tiny_wan_pipeline(), []
+    pipe = tiny_wan_pipeline()
+    ran = []
     euler = pipe.scheduler
     with chipsparse.enable(pipe, WAN.SPARSE) as handle:
         expected = WAN.generate(pipe)

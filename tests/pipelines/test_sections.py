@@ -28,7 +28,8 @@ def made(pipe, call):
 @pytest.mark.parametrize("name", slow_unless(FAST, PIPELINES))
 def test_every_section_is_a_generation_and_the_report_is_of_all(name):
     make, call, sections = PIPELINES[name]
-    pipe, calls = make(), []
+    pipe = make()
+    calls = []
     counting = pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
     stock = made(pipe, call)
     counting.remove()

@@ -53,7 +53,8 @@ def streams(output):
 )
 @pytest.mark.parametrize("return_dict", [False, True])
 def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
-    pipe, outputs = FAMILIES[name].make(), {}
+    pipe = FAMILIES[name].make()
+    outputs = {}
     with chipsparse.enable(pipe, SPARSE.override(listed("DRSK"))) as handle:
         (adapter,) = handle._adapters
         call = adapter.call
@@ -71,7 +72,9 @@ def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
         made = list(map(streams, (refresh, sparse, skip)))
         for before, last, again in zip(*made, strict=True):
             if isinstance(last, list):
-                before, last, again = before[0], last[0], again[0]
+                before = before[0]
+                last = last[0]
+                again = again[0]
             if last is not None:
                 assert torch.equal(again, last)
                 assert not torch.equal(last, before)
@@ -96,10 +99,13 @@ FORECASTS = [
 @pytest.mark.parametrize(("name", "variant", "share", "after"), FORECASTS)
 def test_forecast_outputs_are_the_formulas(name, variant, share, after, monkeypatch):
     """In float64, and only what it needs is held."""
-    returned, held, end = {}, [], Session.end
+    returned = {}
+    held = []
+    end = Session.end
 
     def watched(session, output, **more):
-        context, record = session.state.context, session.state.record
+        context = session.state.context
+        record = session.state.record
         calls = returned.setdefault((session.name, context.branch), [])
         calls.append((context.step, record.action.value, record.forecast, output.clone()))
         end(session, output, **more)
@@ -110,7 +116,8 @@ def test_forecast_outputs_are_the_formulas(name, variant, share, after, monkeypa
     changes = {"schedule.forecast": share, "schedule.forecast_after": after / STEPS}
     with chipsparse.enable(pipe, LISTED.override(changes)) as handle:
         families.generate(pipe, name, variant, steps=STEPS)
-    times, forecasts = pipe.scheduler.timesteps.double().tolist(), 0
+    times = pipe.scheduler.timesteps.double().tolist()
+    forecasts = 0
     for calls in returned.values():
         computed = []
         for step, action, forecast, output in calls:

@@ -83,7 +83,8 @@ def count_calls(pipe):
     ("name", "config"), [case if case in QUICK else slow(*case) for case in CASES]
 )
 def test_a_cache_works_as_it_does_alone(name, config):
-    model, config = MODELS[name], CONFIGS[config]
+    model = MODELS[name]
+    config = CONFIGS[config]
     alone = model.make()
     calls = count_calls(alone)
     dense = model.generate(alone)
@@ -142,7 +143,8 @@ def test_layers_that_were_passed_over_run_sparse_too(name, config):
 )
 def test_a_refresh_that_a_layer_missed_is_made_up_for(config, part):
     """Not the first one alone: what a layer recorded before is not what its step should have."""
-    pipe, taken = tiny_wan_pipeline(), {}
+    pipe = tiny_wan_pipeline()
+    taken = {}
     pipe.transformer.enable_cache(config(pipe))
     with chipsparse.enable(pipe, WAN.SPARSE.override(listed("DRSRRSS"))) as handle:
         WAN.generate(pipe)

@@ -177,7 +177,8 @@ def test_hooks_of_others_run_at_every_step(place, pipe):
 
 def test_a_model_that_waits_for_the_device_is_not_recorded(pipe, monkeypatch):
     expected, _ = generate(pipe, NEVER)
-    forward, calls = pipe.transformer.time_text_embed.forward, []
+    forward = pipe.transformer.time_text_embed.forward
+    calls = []
 
     def waiting(*args):
         calls.append(1)
@@ -258,7 +259,8 @@ def test_arguments_are_alike_where_only_values_on_the_device_differ():
     def arguments(hidden, *, device="cpu", **options):
         return Arguments(functools.partial(len, hidden, options=options), device)
 
-    thing, first = object(), arguments(torch.zeros(2, 3), scale=1.0)
+    thing = object()
+    first = arguments(torch.zeros(2, 3), scale=1.0)
     assert first.are_like(arguments(torch.ones(2, 3), scale=1.0))
     for other in (torch.ones(3, 2), torch.ones(2, 3, dtype=torch.float64)):
         assert not first.are_like(arguments(other, scale=1.0))
@@ -268,7 +270,8 @@ def test_arguments_are_alike_where_only_values_on_the_device_differ():
     assert arguments(hidden, extra=thing).are_like(arguments(hidden, extra=thing))
     assert not arguments(hidden, extra=thing).are_like(arguments(hidden, extra=object()))
     # Tensors of the host are read where they are, and part of what is recorded.
-    number, hidden = torch.tensor([3.0]), torch.ones(2, device="meta")
+    number = torch.tensor([3.0])
+    hidden = torch.ones(2, device="meta")
     first = arguments(hidden, device="meta", timestep=number)
     other = arguments(torch.ones(2, device="meta"), device="meta", timestep=torch.tensor([3.0]))
     assert first.are_like(other)
@@ -279,11 +282,20 @@ def test_arguments_are_alike_where_only_values_on_the_device_differ():
 
 def test_what_is_kept_in_place_is_what_was_recorded():
     """Lists that are made of the columns in every step have the length that was recorded."""
-    old, new, lists = torch.zeros(3), torch.ones(3), torch.zeros(2, dtype=torch.int32)
+    old = torch.zeros(3)
+    new = torch.ones(3)
+    lists = torch.zeros(2, dtype=torch.int32)
     cache = AttentionCache()
-    cache.residual, cache.lse, cache.lists, cache.capacity = old, old, (lists,), 32
-    before, kinds = {**vars(cache)}, {"residual", "columns"}
-    cache.residual, cache.lse, cache.lists, cache.capacity = new, new, (lists + 1,), 16
+    cache.residual = old
+    cache.lse = old
+    cache.lists = (lists,)
+    cache.capacity = 32
+    before = {**vars(cache)}
+    kinds = {"residual", "columns"}
+    cache.residual = new
+    cache.lse = new
+    cache.lists = (lists + 1,)
+    cache.capacity = 16
     assert put_back(cache, before, kinds)
     assert cache.residual is old
     assert cache.lse is new
@@ -292,7 +304,8 @@ def test_what_is_kept_in_place_is_what_was_recorded():
     assert torch.equal(lists, torch.ones(2, dtype=torch.int32))
     cache.capacity = 48
     assert not put_back(cache, before, kinds)
-    cache.residual, cache.capacity = torch.ones(4), 32
+    cache.residual = torch.ones(4)
+    cache.capacity = 32
     assert not put_back(cache, before, kinds)
     assert len(cache.residual) == 4
 
@@ -301,7 +314,9 @@ def test_what_is_kept_in_place_is_what_was_recorded():
 def test_other_threads_use_the_device_while_a_call_is_recorded():
     """They launch, allocate, copy, wait for their own work and draw random numbers."""
     numbers = torch.arange(1024.0, device="cuda")
-    recorder, done, stop = CudaCapturer(), [], threading.Event()
+    recorder = CudaCapturer()
+    done = []
+    stop = threading.Event()
 
     def other():
         while not stop.is_set():
@@ -336,14 +351,16 @@ def test_other_threads_use_the_device_while_a_call_is_recorded():
 
 
 def test_the_stand_in_reads_a_weight_where_it_was():
-    linear, hidden = torch.nn.Linear(3, 3).requires_grad_(False), torch.randn(2, 3)
+    linear = torch.nn.Linear(3, 3).requires_grad_(False)
+    hidden = torch.randn(2, 3)
     recorder = TapeRecorder()
     result, recording = recorder.capture(lambda: linear(hidden))
     linear.weight.mul_(2)  # in place
     recording.replay()
     assert torch.equal(result, linear(hidden))
     assert recorder.dangling == 0
-    stale, linear.weight.data = linear(hidden), torch.zeros(3, 3)
+    stale = linear(hidden)
+    linear.weight.data = torch.zeros(3, 3)
     recording.replay()
     assert torch.equal(result, stale)
     assert recorder.dangling == 1

@@ -20,7 +20,8 @@ def device(request):
 
 @pytest.mark.parametrize("second", [slow(WAN), FLUX], ids=["wan", "flux"])
 def test_bits_are_those_of_one_after_the_other(second, device):
-    models, together = [FLUX, second], threading.Barrier(2)
+    models = [FLUX, second]
+    together = threading.Barrier(2)
     pipes = [model.make().to(device) for model in models]
     for pipe in pipes if device == "cuda" else ():
         pipe.to(torch.bfloat16)

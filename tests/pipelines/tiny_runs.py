@@ -15,7 +15,9 @@ class TinyRuns:
     """A model with a call of it."""
 
     def __init__(self, make, prompt, tile, **call):
-        self.make, self._prompt, self._call = make, prompt, call  # options replace components
+        self.make = make  # options replace components
+        self._prompt = prompt
+        self._call = call
         # Dense, refresh, three sparse steps, refresh, sparse; the other one keeps everything.
         self.SPARSE = small_sparse.SPARSE.override({"schedule.refresh_every": 4, "tile": tile})
         self.EXACT = self.SPARSE.override(small_sparse.EVERYTHING)

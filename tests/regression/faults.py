@@ -21,7 +21,8 @@ from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.session import Session
 from tests.wrapped_backends import wrap_backends
 
-FAULTS, GROSS = [], set()
+FAULTS = []
+GROSS = set()
 ROW_TENSORS = ("residual", "residual_scale")  # along the query rows, dimension 2
 
 
@@ -80,7 +81,8 @@ def keep_cache(patch, operation, name):
 @gross
 def attention_delta_subtracted(patch):
     """What changed since the refresh is subtracted: ``o - d`` in the place of ``o + d``."""
-    refresh, sparse = attention.refresh_step, attention.sparse_step
+    refresh = attention.refresh_step
+    sparse = attention.sparse_step
     refreshed = {}
 
     def remembering(cache, *args, **kwargs):
@@ -132,10 +134,12 @@ def columns_never_chosen_anew(patch):
     refresh = attention.refresh_step
 
     def keeping(cache, inputs, *, config, **options):
-        columns, capacity = cache.columns, cache.capacity
+        columns = cache.columns
+        capacity = cache.capacity
         output = refresh(cache, inputs, config=config, **options)
         if columns is not None:
-            cache.columns, cache.capacity = columns, capacity
+            cache.columns = columns
+            cache.capacity = capacity
             attention.record_residual(cache, output, inputs, config=config)
         return output
 

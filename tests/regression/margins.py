@@ -52,7 +52,8 @@ def rounded_otherwise(module, seed):
 
 def rows(case, runs, *, noise, faults):
     """The line of the right result, and those of noisy and faulty ones where asked for."""
-    dense, golden = runs.dense(case).frames, read(case)
+    dense = runs.dense(case).frames
+    golden = read(case)
     config = runs.config(case)
     yield row(case, "right", closeness(dense, runs.sparse(case).frames, golden))
     for seed in range(noise):

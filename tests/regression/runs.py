@@ -27,8 +27,10 @@ class Runs:
     """Makes cases on one device in one dtype."""
 
     def __init__(self, device, dtype):
-        self._device, self._dtype = device, dtype
-        self._models, self._results = {}, {}
+        self._device = device
+        self._dtype = dtype
+        self._models = {}
+        self._results = {}
 
     def model(self, name):
         if name not in self._models:

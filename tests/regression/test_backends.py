@@ -83,7 +83,8 @@ def gpu_runs():
 def test_sparse_on_a_gpu(name, backend, dtype, gpu_runs, monkeypatch):
     # Convolutions of float32 would be rounded to 10 bits otherwise, and the frames are looked at.
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    case, runs = CASES[name], gpu_runs(dtype)
+    case = CASES[name]
+    runs = gpu_runs(dtype)
     skip_unless_it_can_run(backend)
     dense = runs.dense(case)
     prefer(monkeypatch, backend)

@@ -18,7 +18,8 @@ QUICK = faults.rows_off_by_one  # the mildest; the others are slow tests
 @pytest.mark.parametrize("name", [slow(n) if case.slow else n for n, case in CASES.items()])
 def test_sparse_is_as_close_to_dense_and_to_the_golden_files_as_ever(name, runs, media_regression):
     case = CASES[name]
-    dense, sparse = runs.dense(case), runs.sparse(case)
+    dense = runs.dense(case)
+    sparse = runs.sparse(case)
     assert sparse.report.fallbacks == []
     assert {"dense", "refresh", "sparse"} <= set(sparse.report.actions())
     for kind, result in (("dense", dense), ("sparse", sparse)):
@@ -38,7 +39,8 @@ def test_sparse_is_as_close_to_dense_and_to_the_golden_files_as_ever(name, runs,
 )
 def test_a_fault_is_seen(name, fault, runs, monkeypatch):
     case = CASES[name]
-    dense, golden = runs.dense(case).frames, read(case)
+    dense = runs.dense(case).frames
+    golden = read(case)
     right = closeness(dense, runs.sparse(case).frames, golden)
     assert violations(case, right) == []
     fault(monkeypatch)

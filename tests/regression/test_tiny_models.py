@@ -9,7 +9,9 @@ from chipsparse.profiles.profile import ASSETS, bundled_model
 from tests.regression.cases import CASES
 
 TINY_FLUX = ASSETS / "tiny-flux"
-RED, GREEN, YELLOW = (1, 0, 0), (0, 1, 0), (1, 1, 0)
+RED = (1, 0, 0)
+GREEN = (0, 1, 0)
+YELLOW = (1, 1, 0)
 
 
 def centre(frame, colour):
@@ -58,7 +60,8 @@ SHOWN = [
 @pytest.mark.parametrize(("name", "first", "second", "distance", "actions", "least_db"), SHOWN)
 def test_the_prompt_is_shown_and_work_saved(name, first, second, distance, actions, least_db, runs):
     case = CASES[name]
-    dense, sparse = runs.dense(case), runs.sparse(case)
+    dense = runs.dense(case)
+    sparse = runs.sparse(case)
     own = runs.generate(case, runs.model(case.model)[1].sparsity)
     for result in (dense, sparse, own):
         start, end = (centre(result.frames[frame], colour) for frame, colour in (first, second))

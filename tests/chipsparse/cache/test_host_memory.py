@@ -51,7 +51,8 @@ def test_a_refusal_is_noted_and_the_memory_serves_unpinned(monkeypatch):
         raise RuntimeError("CUDA error 2")
 
     monkeypatch.setattr(host_memory, "_register", refuse)
-    notes, memory = [], HostMemory()
+    notes = []
+    memory = HostMemory()
     block = memory.acquire(3 << 20, pin=True, notify=notes.append)
     assert (block.pinned, memory.pinned_bytes) == (False, 0)
     block.memory.fill_(7)
@@ -95,7 +96,8 @@ def test_cuda_pins_and_unpins_and_says_what_it_refuses():
     memory = HostMemory()
     block = acquire(memory, 5 << 20)
     assert block.memory.is_pinned()
-    notes, pages = [], block.memory
+    notes = []
+    pages = block.memory
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("chipsparse.cache.host_memory._map", lambda nbytes: pages)  # pinned already
         again = memory.acquire(5 << 20, pin=True, notify=notes.append)

@@ -12,7 +12,8 @@ from chipsparse.plan import SparsityPlan
 
 GIB = 1 << 30
 HALF = torch.bfloat16
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
+GPU = torch.device("cuda")
 WAN_14B = ModelLayout((LayerKind("block", 40, 13_824),), 40, 128, 1, ((21, 45, 80),))
 
 
@@ -115,7 +116,8 @@ def working(layout, **options):
 
 def test_working_memory_of_gates_of_weights_in_fp8_and_of_recorded_calls():
     """Where the feed-forward layer is what takes most; of one layer at a time, the largest."""
-    wide, gated = LayerKind("a", 2, 1 << 16), LayerKind("b", 2, 1 << 15, mlp_linears=3)
+    wide = LayerKind("a", 2, 1 << 16)
+    gated = LayerKind("b", 2, 1 << 15, mlp_linears=3)
 
     def of(*kinds, **options):
         return working(ModelLayout(kinds, 4, 16, 1, ((1, 8, 8),)), **options)
@@ -158,7 +160,9 @@ pytestmark = pytest.mark.usefixtures("_machine")
 class Blocks(HostMemory):
     """10 GiB that nobody uses now, 4 pinned and 2 others in use."""
 
-    nbytes, lent_bytes, untouched_bytes = 16 * GIB, 6 * GIB, 2 * GIB
+    nbytes = 16 * GIB
+    lent_bytes = 6 * GIB
+    untouched_bytes = 2 * GIB
 
 
 @pytest.mark.parametrize(

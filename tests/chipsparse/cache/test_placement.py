@@ -88,7 +88,8 @@ def test_any_capacities_are_kept(seed):
         needs.append(PartNeed(layer, "attention", attention, draw.random()))
         needs.append(PartNeed(layer, "mlp", mlp, draw.random(), movable=draw.random() < 0.7))
     total = sum(need.nbytes for need in needs)
-    device, host = draw.randint(0, total), draw.randint(0, total)
+    device = draw.randint(0, total)
+    host = draw.randint(0, total)
     branches = draw.randint(1, 2)
     placed = place(needs, Capacity(device, host), branches=branches)
     assert branches * placed.device_bytes + placed.slot_bytes <= device
@@ -105,7 +106,8 @@ def test_any_capacities_are_kept(seed):
 def test_more_memory_never_saves_less(host, movable, mlp_saves):
     """Also where the MLPs rank first and, kept on the device, leave no slots for the attention."""
     mlps = [PartNeed(n, "mlp", {"activation": 50}, mlp_saves, movable=movable) for n in range(6)]
-    needs, saved = needs_of(6, attention=ATTENTION) + mlps, []
+    needs = needs_of(6, attention=ATTENTION) + mlps
+    saved = []
     for device in range(0, sum(need.nbytes for need in needs) + 7, 7):
         lost = place(needs, Capacity(device, host)).dense
         saved.append(sum(need.saved for need in needs if (need.layer, need.part) not in lost))

@@ -15,9 +15,11 @@ from chipsparse.plan import SparsityPlan
 from tests.variants import slow
 
 RESULTS = Path(__file__).parents[3] / "benchmarks/results"
-CPU, H200 = torch.device("cpu"), Rates()
+CPU = torch.device("cpu")
+H200 = Rates()
 EVERYTHING = {(layer, part) for layer in (0, 1) for part in ("attention", "mlp")}
-BF16, BOTH = torch.bfloat16, "weights and inputs"
+BF16 = torch.bfloat16
+BOTH = "weights and inputs"
 
 
 def recorded(file, *operations):
@@ -32,7 +34,8 @@ MLPS = recorded("sparse_mlp_h200.json", "sparse_mlp")
 
 
 def name_of(case):
-    rows, kept = case["block_size"], case["density"]
+    rows = case["block_size"]
+    kept = case["density"]
     return f"{case['case']}-{case['backend']}-{rows}-{kept:.2f}"
 
 
@@ -54,14 +57,18 @@ SMALL = plan_of(17_408, 4, 64, 1024, mlp__density=0.3)
 @pytest.mark.parametrize("case", [*ATTENTION, *MLPS], ids=name_of)
 def test_recorded_layers_stay_sparse(case):
     if case in ATTENTION:
-        part, sizes = "attention", (case["tokens"], case["heads"], case["head_dim"], 1024)
+        part = "attention"
+        sizes = (case["tokens"], case["heads"], case["head_dim"], 1024)
         changes = {"attention__density": case["density"], "block_size": case["block_size"]}
         # Heads of 64 channels and Triton's kernels are slower than the rates say.
-        dense, sparse = (0.65, 1.1), (0.5, 1.7)
+        dense = (0.65, 1.1)
+        sparse = (0.5, 1.7)
     else:
-        part, sizes = "mlp", (case["mlp_tokens"], case["channels"] // 128, 128, case["mlp_width"])
+        part = "mlp"
+        sizes = (case["mlp_tokens"], case["channels"] // 128, 128, case["mlp_width"])
         changes = {"mlp__density": case["density"]}
-        dense, sparse = (0.75, 1.25), (0.7, 1.3)
+        dense = (0.75, 1.25)
+        sparse = (0.7, 1.3)
     plan = plan_of(*sizes, batch=case["batch"] if case in ATTENTION else 1, **changes)
     times = part_seconds(plan, 0, part, rates=H200, dtype=BF16, captured=False)
     assert case["latency_ms"] < case["baseline_ms"]
@@ -112,7 +119,8 @@ def test_too_few_query_blocks_for_the_processors_take_longer():
 
 
 def test_rates_are_known_of_two_gpus_in_16_bits(monkeypatch):
-    gpu, names = torch.device("cuda"), iter(("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A40"))
+    gpu = torch.device("cuda")
+    names = iter(("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A40"))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: next(names))
     known_rates = layer_times.known_rates
     first, second, third = (known_rates(gpu, BF16) for _ in range(3))
@@ -130,7 +138,8 @@ def test_fp8_linears_are_what_sparse_steps_are_compared_with(tokens, fp8, pays):
     """An MLP of FLUX's size; a sparse step reads its weights once more."""
     plan = plan_of(tokens, 24, 128, 12_288, attention__density="dense")
     times = part_times(plan, rates=H200, dtype=BF16, captured=True, fp8_mlps={1: fp8})
-    plain, rounded = times[0, "mlp"], times[1, "mlp"]
+    plain = times[0, "mlp"]
+    rounded = times[1, "mlp"]
     read = 2 * 3072 * 12_288 * 3 / 4.26e12
     assert rounded.sparse - plain.sparse == pytest.approx(read + 10e-6, rel=1e-3)
     if fp8 == "weights":

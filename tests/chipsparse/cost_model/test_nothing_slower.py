@@ -70,8 +70,10 @@ class OneLayer:
     def __init__(self, seed, *, largest, rates, device, dtype):
         draw = random.Random(seed)
         tokens = round(2 ** draw.uniform(6, largest.bit_length() - 1)) + draw.randrange(64)
-        heads, head_dim = draw.choice((1, 2, 4, 8, 16)), draw.choice((64, 128))
-        channels, neurons = heads * head_dim, heads * head_dim * draw.choice((1, 2, 4))
+        heads = draw.choice((1, 2, 4, 8, 16))
+        head_dim = draw.choice((64, 128))
+        channels = heads * head_dim
+        neurons = heads * head_dim * draw.choice((1, 2, 4))
         shape = draw.choice((1, 1, 2)), heads, tokens, head_dim
         kind = LayerKind("block", 1, neurons)
         layout = ModelLayout((kind,), heads, head_dim, shape[0], ((1, 1, tokens),))
@@ -108,7 +110,8 @@ class OneLayer:
         }
 
     def attend(self):
-        state, tensors = self.session.state, (self.query, self.key, self.value)
+        state = self.session.state
+        tensors = (self.query, self.key, self.value)
         dense = lambda *tensors: F.scaled_dot_product_attention(*tensors[:3])  # noqa: E731
         return self.session.attention[0](state, *tensors, scale=None, unpatched=dense)
 
@@ -125,7 +128,8 @@ def test_what_the_rates_say_is_done(seed):
     slow = replace(known, attention=1e7, linear=1e7, memory=1e12, multiprocessors=1)
     for rates in (slow, known):
         layer = make(rates=rates)
-        plan, dtype = layer.session.plan, torch.float32
+        plan = layer.session.plan
+        dtype = torch.float32
         times = part_times(plan, rates=rates, dtype=dtype, captured=captures(plan, dtype, rates))
         pays = {part for (_, part), seconds in times.items() if seconds.pays}
         assert layer.sparse == pays
@@ -139,7 +143,8 @@ def test_what_the_rates_say_is_done(seed):
 @pytest.mark.parametrize("seed", range(24))
 @torch.inference_mode()
 def test_no_sparse_step_is_slower(seed):
-    device, dtype = torch.device("cuda", 0), torch.bfloat16
+    device = torch.device("cuda", 0)
+    dtype = torch.bfloat16
     rates = known_rates(device, dtype)
     if rates is None:
         pytest.skip("the rates of this GPU are not known")
@@ -161,7 +166,8 @@ def test_no_sparse_step_is_slower(seed):
 def test_a_recorded_dense_step_is_as_fast_with_any_count_of_tokens():
     device = torch.device("cuda", 0)
     normal = partial(torch.randn, device=device, dtype=torch.bfloat16)
-    up, down = normal(8192, 2048) / 45, normal(2048, 8192) / 90
+    up = normal(8192, 2048) / 45
+    down = normal(2048, 8192) / 90
     weights = MLPWeights(up, normal(8192), down, normal(2048), "gelu-tanh")
 
     def full(tokens):

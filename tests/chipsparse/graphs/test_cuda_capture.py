@@ -96,7 +96,8 @@ def test_a_recording_that_cannot_be_ended(cuda):
 
 
 def test_one_call_of_the_process_is_recorded_at_a_time(cuda):
-    order, begun = [], threading.Event()
+    order = []
+    begun = threading.Event()
 
     def other():
         begun.set()

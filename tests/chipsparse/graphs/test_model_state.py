@@ -105,7 +105,8 @@ def test_a_quantized_weight_is_where_its_parts_are(model):
 
 
 def test_attributes_can_be_ignored_and_what_is_around_the_model_counts(model):
-    model.owner, around = Processor(), {"autocast": False, "precision": "high"}
+    model.owner = Processor()
+    around = {"autocast": False, "precision": "high"}
     state = ModelState(model, CPU, ignored={"owner"}, surroundings=lambda: around)
     model.owner.scale = 3.0
     assert state.change() is None

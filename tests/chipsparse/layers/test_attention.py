@@ -17,7 +17,9 @@ from chipsparse.layers.full_attention import AttentionInputs
 from chipsparse.layout import LayerKind, ModelLayout
 from tests.kernels import formulas
 
-ROWS, TOKENS, KEEP = 16, 75, 23
+ROWS = 16
+TOKENS = 75
+KEEP = 23
 BUDGET = AttentionBudget(KEEP, None)
 RULES = ["difference", "means"]
 CPU = torch.device("cpu")
@@ -54,7 +56,8 @@ def mask_of(cache):
 
 def refreshed(rule="means", *, budget=BUDGET, in_fp8=False, tensors=None, **config):
     """The cache, the config and the output of a refresh behind a dense step."""
-    cache, tensors = AttentionCache(in_fp8=in_fp8), tensors or given()
+    cache = AttentionCache(in_fp8=in_fp8)
+    tensors = tensors or given()
     attention = AttentionConfig(delta_rule=rule, **config)
     settings = SparsityConfig(attention=attention, block_size=ROWS)
     dense_step(cache, tensors, in_fp8=attention.in_fp8)
@@ -68,7 +71,8 @@ def close(result, expected, tolerance=1e-5):
 
 def watch(monkeypatch, name, look):
     """Notes what `look` sees in the arguments of each call of an op by `layers.attention`."""
-    seen, op = [], getattr(attention, name)
+    seen = []
+    op = getattr(attention, name)
 
     def watched(*args, **kwargs):
         seen.append(look(args, kwargs))
@@ -85,7 +89,8 @@ def test_columns_of_another_process_are_asked_for_behind_attention_and_given_bef
     for name in ("dense_step", "dense_attention_column_sums", "packed_to_indices"):
         watch(monkeypatch, name, lambda *_, name=name: order.append(name))
     first, config, _ = refreshed()
-    other, tensors = AttentionCache(), given(5)
+    other = AttentionCache()
+    tensors = given(5)
     dense_step(other, tensors)
     order.clear()
 
@@ -126,7 +131,8 @@ def test_sparse_follows_the_formulas_when_something_changed(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_residual_in_fp8_changes_a_sparse_step_by_its_rounding_alone(rule):
-    (full, config, output), (rounded, _, same) = refreshed(rule), refreshed(rule, in_fp8=True)
+    (full, config, output) = refreshed(rule)
+    (rounded, _, same) = refreshed(rule, in_fp8=True)
     assert torch.equal(same, output)
     assert (full.residual_scale, rounded.residual.dtype) == (None, torch.float8_e4m3fn)
     assert rounded.residual.stride() == full.residual.stride()
@@ -143,7 +149,8 @@ def test_a_residual_in_fp8_changes_a_sparse_step_by_its_rounding_alone(rule):
 def test_means_of_blocks_are_summed_in_float32_at_least(tokens, dtype):
     generator = torch.Generator().manual_seed(tokens)
     rows = torch.randn(2, tokens, 3, 8, generator=generator).to(dtype).transpose(1, 2)
-    means, expected = attention.block_means(rows), mean_of_blocks(rows)
+    means = attention.block_means(rows)
+    expected = mean_of_blocks(rows)
     assert means.dtype == dtype
     close(means, expected.to(dtype), 1e-12 if dtype == torch.float64 else 8e-3)
 
@@ -156,7 +163,8 @@ def test_refresh_keeps_the_columns_with_the_most_mass(branches, limit, monkeypat
     cache, _, _ = refreshed(budget=replace(BUDGET, branches=branches))
     query, key, _ = inputs()
     _, lse = formulas.full_attention(*inputs())
-    sums, mask = formulas.column_sums_of(query, key, lse, ROWS), mask_of(cache)
+    sums = formulas.column_sums_of(query, key, lse, ROWS)
+    mask = mask_of(cache)
     if branches == 2:
         sums = sums.sum(0, keepdim=True).expand_as(sums)
         assert torch.equal(*mask)
@@ -166,7 +174,8 @@ def test_refresh_keeps_the_columns_with_the_most_mass(branches, limit, monkeypat
 
 def with_text(tokens, *, first=False):
     """The layout of a call with so many text tokens among all."""
-    kinds, grids = (LayerKind("block", 1, 8),), ((1, 1, TOKENS - tokens),)
+    kinds = (LayerKind("block", 1, 8),)
+    grids = ((1, 1, TOKENS - tokens),)
     return ModelLayout(kinds, 2, 8, 1, grids, text_tokens=tokens, text_first=first)
 
 
@@ -196,7 +205,8 @@ def test_lists_exceed_their_budget_only_for_nan(keep, text):
 
 def test_sparse_steps_know_the_lists_and_small_ones_are_kept_until_the_next_refresh(monkeypatch):
     cache, config, _ = refreshed()
-    kept, before = sparse_step(cache, given(2), config=config), cache.lists
+    kept = sparse_step(cache, given(2), config=config)
+    before = cache.lists
     refresh_step(cache, given(5), config=config, budget=BUDGET)
     assert not torch.equal(cache.lists[0], before[0])
     monkeypatch.setattr(attention, "LISTS_BYTES", 0)
@@ -225,7 +235,8 @@ def test_column_sums_of_a_few_heads_at_a_time(limit, precision, monkeypatch):
     assert torch.equal(in_chunks, output)
     assert (in_chunks.stride(), cache.residual.stride()) == (output.stride(), inputs()[0].stride())
     for name in ("lse", "columns", "residual", "capacity"):
-        one, other = getattr(cache, name), getattr(expected, name)
+        one = getattr(cache, name)
+        other = getattr(expected, name)
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(other)), name
 
 
@@ -248,7 +259,8 @@ def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
 
 @pytest.mark.parametrize("dim", [32, 24])  # one that can be rotated, and one that cannot
 def test_full_attention_in_fp8_is_rounded_and_its_lse_hardly(dim):
-    tensors, (expected, lse) = given(dim=dim), formulas.full_attention(*inputs(dim=dim))
+    tensors = given(dim=dim)
+    (expected, lse) = formulas.full_attention(*inputs(dim=dim))
     dense = AttentionCache()
     output = dense_step(dense, tensors, in_fp8=True)
     assert (dense.lse - lse).pow(2).mean().sqrt() < 3e-3

@@ -33,7 +33,8 @@ def layout(*grids, text_tokens=0, text_first=False):
 
 @pytest.mark.parametrize("columns", FORMS.values(), ids=FORMS)
 def test_every_form_means_the_same_columns(columns):
-    bits, mask = static_bits(columns), torch.tensor(BOOLS)
+    bits = static_bits(columns)
+    mask = torch.tensor(BOOLS)
     assert bits.tolist() == [int(kept) for kept in BOOLS] == mask.int().tolist()
     # Bit j of byte i is column 8 i + j, as the kernels have it: 1; and 1 + 2.
     assert bits.tobytes() == bytes([0b1, 0b11]) == pack_mask(mask).numpy().tobytes()

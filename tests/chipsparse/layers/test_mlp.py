@@ -10,7 +10,10 @@ from chipsparse.kernels.token_layout import empty_token_contiguous
 from chipsparse.layers.mlp import dense_step, sparse_step
 from chipsparse.layers.mlp_weights import MLPWeights
 
-BATCH, TOKENS, CHANNELS, NEURONS = 2, 37, 16, 40
+BATCH = 2
+TOKENS = 37
+CHANNELS = 16
+NEURONS = 40
 ROWS = 8  # of a block
 
 
@@ -20,12 +23,16 @@ def normal(*shape, seed=0):
 
 def weights_of(gate, bias=True):
     wide = NEURONS if gate == "none" else 2 * NEURONS
-    up, up_bias = normal(wide, CHANNELS, seed=1), normal(wide, seed=2) if bias else None
-    down, down_bias = normal(CHANNELS, NEURONS, seed=3), normal(CHANNELS, seed=4) if bias else None
+    up = normal(wide, CHANNELS, seed=1)
+    up_bias = normal(wide, seed=2) if bias else None
+    down = normal(CHANNELS, NEURONS, seed=3)
+    down_bias = normal(CHANNELS, seed=4) if bias else None
     apart = ()
     if gate == "apart":  # the same numbers as of "second", in two linears
-        (up, own), biases = up.chunk(2), up_bias.chunk(2) if bias else (None, None)
-        up_bias, apart = biases[0], (own, biases[1])
+        (up, own) = up.chunk(2)
+        biases = up_bias.chunk(2) if bias else (None, None)
+        up_bias = biases[0]
+        apart = (own, biases[1])
     return MLPWeights.from_linears(up, up_bias, down, down_bias, "silu", gate, *apart)
 
 
@@ -56,8 +63,10 @@ def sparse(cache, hidden, weights, keep_count=NEURONS, **options):
 @pytest.mark.parametrize("gate", ["none", "first", "second", "apart"])
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_dense_step_is_the_layer(gate, bias, cached):
-    hidden, cache = normal(BATCH, TOKENS, CHANNELS), MLPCache() if cached else None
-    addend, weights = normal(BATCH, TOKENS, CHANNELS, seed=9), weights_of(gate, bias)
+    hidden = normal(BATCH, TOKENS, CHANNELS)
+    cache = MLPCache() if cached else None
+    addend = normal(BATCH, TOKENS, CHANNELS, seed=9)
+    weights = weights_of(gate, bias)
     made = dense(cache, hidden, weights)
     torch.testing.assert_close(made, expected(hidden, gate, bias), atol=1e-4, rtol=1e-4)
     assert not cached or cache.output.data_ptr() != made.data_ptr()
@@ -71,7 +80,9 @@ def test_a_dense_step_is_the_layer(gate, bias, cached):
 @pytest.mark.parametrize("gate", ["none", "first", "second"])
 @pytest.mark.parametrize("adds", [False, True])
 def test_sparse_steps_with_all_neurons_are_the_layer_and_without_any_its_last_output(gate, adds):
-    cache, weights, before = MLPCache(), weights_of(gate), normal(BATCH, TOKENS, CHANNELS)
+    cache = MLPCache()
+    weights = weights_of(gate)
+    before = normal(BATCH, TOKENS, CHANNELS)
     made = dense(cache, before, weights)
     addend = normal(BATCH, TOKENS, CHANNELS, seed=19) if adds else None
     given = addend.clone if adds else None
@@ -89,7 +100,8 @@ def test_sparse_steps_with_all_neurons_are_the_layer_and_without_any_its_last_ou
 @pytest.mark.parametrize("gate", ["none", "second"])
 def test_what_rounding_to_fp8_loses_does_not_add_up(gate):
     """All neurons are computed anew, so their rounding is all that is lost, however often."""
-    cache, weights = MLPCache(in_fp8=True), weights_of(gate)
+    cache = MLPCache(in_fp8=True)
+    weights = weights_of(gate)
     before = normal(BATCH, TOKENS, CHANNELS)
     made = dense(cache, before, weights)
     assert cache.activation.dtype == torch.float8_e4m3fn

@@ -17,7 +17,9 @@ from tests.variants import DEVICES
 
 torchao = pytest.importorskip("torchao.quantization")
 
-CHANNELS, NEURONS, ROWS = 16, 40, 8
+CHANNELS = 16
+NEURONS = 40
+ROWS = 8
 
 
 def in_fp8(*shape, seed, dtype=torch.float32):
@@ -32,7 +34,8 @@ def in_fp8(*shape, seed, dtype=torch.float32):
 def weights_of(gate):
     normal = torch.randn(2 * NEURONS, generator=torch.Generator().manual_seed(9))
     rows = 2 * NEURONS if gate in ("first", "second") else NEURONS
-    up, down = in_fp8(rows, CHANNELS, seed=1), in_fp8(CHANNELS, NEURONS, seed=2)
+    up = in_fp8(rows, CHANNELS, seed=1)
+    down = in_fp8(CHANNELS, NEURONS, seed=2)
     apart = (in_fp8(NEURONS, CHANNELS, seed=3), normal[NEURONS:]) if gate == "apart" else ()
     name = "gelu-tanh" if gate == "none" else "silu"
     return Fp8MLPWeights(up, normal[:rows], down, normal[:CHANNELS], name, gate, *apart)
@@ -40,7 +43,9 @@ def weights_of(gate):
 
 @pytest.mark.parametrize("gate", ["none", "first", "second", "apart"])
 def test_a_dense_step_and_what_sparse_steps_read_are_the_layer_of_these_numbers(gate):
-    weights, cache, plain_cache = weights_of(gate), MLPCache(), MLPCache()
+    weights = weights_of(gate)
+    cache = MLPCache()
+    plain_cache = MLPCache()
     parts = vars(weights)
     numbers = {name: value.dequantize() for name, value in parts.items() if fp8_form(value)}
     plain = MLPWeights.from_linears(**{**parts, **numbers})
@@ -58,12 +63,15 @@ def test_a_dense_step_and_what_sparse_steps_read_are_the_layer_of_these_numbers(
 
 @pytest.mark.parametrize("where", DEVICES)
 def test_in_16_bits_the_kernels_of_the_device_run_on_what_is_read(where):
-    device, channels, neurons = torch.device(where), 64, 256
+    device = torch.device(where)
+    channels = 64
+    neurons = 256
     up, down = (
         in_fp8(*shape, seed=n, dtype=torch.bfloat16).to(device)
         for n, shape in enumerate(((neurons, channels), (channels, neurons)))
     )
-    weights, cache = Fp8MLPWeights(up, None, down, None, "gelu-tanh"), MLPCache()
+    weights = Fp8MLPWeights(up, None, down, None, "gelu-tanh")
+    cache = MLPCache()
     before, hidden = torch.randn(2, 1, 300, channels, device=device, dtype=torch.bfloat16)
     read = weights.read(torch.bfloat16, backend=None)
     mlp.dense_step(cache, before, weights, block_size=128, backend=None)
@@ -79,7 +87,8 @@ def test_in_16_bits_the_kernels_of_the_device_run_on_what_is_read(where):
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_dense_step_is_the_models_own_and_an_addend_is_not_recorded(cached):
-    weights, cache = weights_of("none"), MLPCache() if cached else None
+    weights = weights_of("none")
+    cache = MLPCache() if cached else None
     hidden, addend = torch.randn(2, 2, 20, CHANNELS, generator=torch.Generator().manual_seed(5))
     neurons = F.gelu(F.linear(hidden, weights.up, weights.up_bias), approximate="tanh")
     own = F.linear(neurons, weights.down, weights.down_bias)
@@ -116,7 +125,8 @@ def rounding(monkeypatch):
 def test_a_linear_whose_rows_the_kernel_rounds_gives_what_torchao_gives(rounding, bias):
     weight = by_rows(48, 64, seed=1)
     rows = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(2)).bfloat16()
-    found, expected = fp8_linear(rows, weight, bias), F.linear(rows, weight, bias)
+    found = fp8_linear(rows, weight, bias)
+    expected = F.linear(rows, weight, bias)
     assert rounding == [(10, 64)]
     # torchao rounds the scales to 16 bits: a number in between may go the other way.
     assert (found - expected).norm() < 2e-2 * expected.norm()
@@ -144,14 +154,16 @@ def test_a_part_of_a_weight_has_its_numbers_in_the_same_memory(granularity, infe
 def test_products_of_the_columns_parts_add_up_to_the_whole(rounding, strided, monkeypatch):
     """Also where a GPU's product takes rows for contiguous: it then gets a copy."""
     monkeypatch.setattr(mlp_weights, "_multiplies_strided", lambda _: strided)
-    taken, multiply = [], torch._scaled_mm
+    taken = []
+    multiply = torch._scaled_mm
 
     def look(data, numbers, **options):
         taken.append(numbers.t().is_contiguous())
         return multiply(data, numbers, **options)
 
     monkeypatch.setattr(torch, "_scaled_mm", look)
-    weight, parts = by_rows(48, 96, seed=1), (slice(32), slice(32, None))
+    weight = by_rows(48, 96, seed=1)
+    parts = (slice(32), slice(32, None))
     rows = torch.randn(2, 5, 96, generator=torch.Generator().manual_seed(2)).bfloat16()
     found = sum(fp8_linear(rows[..., one], part_of(weight, columns=one), None) for one in parts)
     assert rounding == [(10, 32), (10, 64)]
@@ -163,7 +175,8 @@ def test_products_of_the_columns_parts_add_up_to_the_whole(rounding, strided, mo
 def test_what_else_torchao_rounds_it_computes_itself(rounding):
     rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
     weights_alone = in_fp8(48, 64, seed=1, dtype=torch.bfloat16)
-    bounded, padded = by_rows(48, 64, seed=1), by_rows(48, 64, seed=1)
+    bounded = by_rows(48, 64, seed=1)
+    padded = by_rows(48, 64, seed=1)
     bounded.act_quant_kwargs.hp_value_ub = 1.0
     padded.mm_config = padded.mm_config._replace(pad_inner_dim=True)
     uneven = by_rows(40, 64, seed=1)
@@ -178,7 +191,8 @@ def test_what_else_torchao_rounds_it_computes_itself(rounding):
 @pytest.mark.parametrize("where", DEVICES)
 def test_the_kernel_of_the_device_rounds_rows_or_torchao_does(where, first):
     """Also of some columns, which lie among the others of the whole weight."""
-    device, columns = torch.device(where), slice(first, None)
+    device = torch.device(where)
+    columns = slice(first, None)
     weight = by_rows(256, 768, seed=1)
     rows = torch.randn(300, 768, generator=torch.Generator().manual_seed(2)).bfloat16()
     numbers, scale = fp8_rows(rows[:, columns], backend="reference")

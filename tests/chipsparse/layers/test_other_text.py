@@ -13,7 +13,8 @@ from chipsparse.layers.other_text import aligned, columns_of, fits, with_rows_be
 from chipsparse.layout import LayerKind, ModelLayout, Share
 from chipsparse.plan import SparsityPlan
 
-GRID, SIZE = 61, 8
+GRID = 61
+SIZE = 8
 LAYOUT = ModelLayout((LayerKind("block", 2, 16),), 3, 8, 2, ((1, 1, GRID),), text_first=True)
 START = attrgetter("start")
 CONFIG = SparsityConfig(block_size=SIZE)
@@ -23,7 +24,8 @@ LENGTHS = [(4, 4), (16, 0), (0, 16), (21, 2), (2, 21), (13, 12), (40, 17), (17, 
 
 def blocks_of(layout):
     """The video or image tokens of each block; below 0 and from `GRID` on it is text or nothing."""
-    rows, lead = layout.query_rows, layout.text_tokens if layout.text_first else 0
+    rows = layout.query_rows
+    lead = layout.text_tokens if layout.text_first else 0
     return [range(row - lead, row - lead + SIZE) for row in range(rows.start, rows.stop, SIZE)]
 
 
@@ -49,7 +51,8 @@ def test_columns_and_lists_are_those_of_the_same_place(theirs, ours, first, exac
         for text in (theirs, ours)
     )
     own = aligned(own, other, CONFIG)
-    mask, places = chosen_by(other), blocks_of(other)
+    mask = chosen_by(other)
+    places = blocks_of(other)
     expected = torch.ones(2, 3, len(blocks_of(own)), own.tokens, dtype=torch.bool)
     for block, tokens in enumerate(blocks_of(own)):
         nearest = min(max(tokens, places[0], key=START), places[-1], key=START)

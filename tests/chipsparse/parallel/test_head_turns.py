@@ -117,7 +117,8 @@ def one_layer(exchange, cut, size, layer, device):
     whole = [torch.randn(size, generator=generator).to(device) for _ in range(3)]
     tokens = slice(sum(cut.tokens[: exchange.rank]), sum(cut.tokens[: exchange.rank + 1]))
     turns = HeadTurns(exchange, tuple(state[:, tokens] for state in whole), cut)
-    place, run = exchange.rank % cut.ulysses, exchange.rank // cut.ulysses
+    place = exchange.rank % cut.ulysses
+    run = exchange.rank // cut.ulysses
     heads = torch.arange(size[2]).tensor_split(cut.ulysses)[place].to(device)
     rows = slice(sum(cut.query_rows[:run]), sum(cut.query_rows[: run + 1]))
     expected = [state.transpose(1, 2)[:, heads] for state in whole]

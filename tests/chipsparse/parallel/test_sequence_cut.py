@@ -8,7 +8,8 @@ from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
 
-ROWS, QUERY_ROWS = 16, 24
+ROWS = 16
+QUERY_ROWS = 24
 KIND = LayerKind("block", 2, 64)
 VIDEO = ModelLayout(kinds=(KIND,), heads=5, head_dim=8, batch=1, grids=((4, 8, 8),))
 IMAGE_MLP = replace(VIDEO, kinds=(replace(KIND, mlp_sees_text=False),))

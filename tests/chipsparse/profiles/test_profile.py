@@ -23,7 +23,8 @@ def test_bundled_profiles_have_every_quality(path):
     assert tuple(profile.qualities) == tuple(QUALITIES)
     assert (profile.quality, profile.sparsity) == ("balanced", profile.qualities["balanced"])
     for name in ("balanced", "fast") if "3D" in path.stem else ():
-        attention, schedule = profile.qualities[name].attention, profile.qualities[name].schedule
+        attention = profile.qualities[name].attention
+        schedule = profile.qualities[name].schedule
         assert (attention.density, attention.delta_rule) == (0.1, "means")
         assert (schedule.correct, schedule.forecast) == (True, 0.5)
     assert path not in TINY or not profile.qualities["fast"].mlp.is_sparse

@@ -122,7 +122,8 @@ def check_order(qualities, of_quality, least=1.15):
 @pytest.mark.parametrize("case", EACH, ids=named)
 def test_each_quality_is_faster_than_the_one_before_by_the_classs_own_prices(case):
     name, experts = case
-    adapter, qualities = ADAPTERS[name], find_profile(None, name, experts=experts).qualities
+    adapter = ADAPTERS[name]
+    qualities = find_profile(None, name, experts=experts).qualities
     least = {None: 1.15}
     if is_image(name):
         least[1, 512, 512] = 1.15

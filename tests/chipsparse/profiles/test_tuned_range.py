@@ -51,7 +51,8 @@ def test_a_profile_for_50_steps_is_not_used_for_4(tmp_path, model_class, source)
         "tuned: {model: mine, num_inference_steps: 50, target: {min_psnr_db: 30}}\n"
         "sparsity: {schedule: {full_steps: [0, 20]}}\n"
     )
-    profile, target = load_profile(path), TunedTarget(min_psnr_db=30.0)
+    profile = load_profile(path)
+    target = TunedTarget(min_psnr_db=30.0)
     assert profile.tuned == TunedFor(model="mine", num_inference_steps=50, target=target)
     assert target_text(vars(target)) == "a PSNR of at least 30 dB"
     for steps in (None, 25, 50, 80):

@@ -44,7 +44,8 @@ def test_shares_and_regions(text_first):
     result = read_kept_columns(pack_mask(mask), sizes, config, **options)
     assert (result.transformer, result.branch, result.layer) == ("transformer", "cond", 7)
     assert (result.columns, result.lists) == (53, 16)
-    kept, rows = int(mask.sum()), mask.flatten(0, 2)
+    kept = int(mask.sum())
+    rows = mask.flatten(0, 2)
     own = torch.arange(53) // ROWS == torch.arange(4)[:, None]
     expected = {"kept": kept / mask.numel(), "text": 5 * 16 / kept}
     expected |= {"static": int((mask & always).sum()) / kept}

@@ -26,7 +26,8 @@ BUDGETS = {"layers": [{"layers": 0, "attention": "dense"}, OF_ONE]}
 def test_every_layer_of_every_call_is_recorded():
     session = session_with(BUDGETS)
     generate(session)
-    records, backends = session.report.steps, set()
+    records = session.report.steps
+    backends = set()
     assert [(r.step, r.branch) for r in records] == [
         (step, branch) for step in range(len(ACTIONS)) for branch in ("cond", "uncond")
     ]
@@ -82,7 +83,8 @@ def test_bytes_of_each_layer_are_those_of_the_plan():
 
 
 def test_times_are_parts_of_the_steps_time_and_reading_them_changes_nothing():
-    plain, watched = session_with(BUDGETS | HOSTED), session_with(BUDGETS | HOSTED)
+    plain = session_with(BUDGETS | HOSTED)
+    watched = session_with(BUDGETS | HOSTED)
     watched.report.layer_times = True
     for step in range(len(ACTIONS)):
         context = StepContext(1, step, "cond", sessions.TOTAL)

@@ -33,8 +33,10 @@ def test_the_summary():
     for step, action in enumerate(actions.split()):
         for branch in ("cond", "uncond"):
             report.begin(1, record(step, Action(action), branch))
-    report.device, report.dtype = Device("cpu"), "float32"
-    report.cache_bytes, report.host_bytes = 3 << 30, 1 << 30
+    report.device = Device("cpu")
+    report.dtype = "float32"
+    report.cache_bytes = 3 << 30
+    report.host_bytes = 1 << 30
     report.nothing_sparse = "nothing runs sparse: too few steps"
     report.fall_back("MLP runs dense in 1 of 60 layers: a <b>reason</b>")
     report.note("copies are slower")
@@ -93,7 +95,8 @@ def test_backends_of_all_layers_and_ops_with_the_same_reasons_in_one_line():
     def on(name, *rejected):
         return Choice(Backend(name, lambda: None), rejected)
 
-    report, slow = GenerationReport(), (("fast", "no GPU"), ("faster", "too old"))
+    report = GenerationReport()
+    slow = (("fast", "no GPU"), ("faster", "too old"))
     report.run_on({"a": on("plain", *slow), "b": on("plain")})
     report.run_on({"a": on("other", *slow), "c": on("plain", *slow), "d": on("plain", slow[0])})
     report.run_on({"a": on("plain", *slow)})

@@ -37,7 +37,8 @@ each_scheduler = pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDU
 # Full steps, sparse ones and skipped ones.
 KINDS = {"F": "full", "S": "sparse", "K": "reused"}
 LISTS = ("FKKFFKKKFK", "FFKFKKKKFF", "FKKKKKKKKFF", "FFFFFKKKKK", "FKSKFKKSSFKS")
-BOTH, ONE = frozenset({"cond", "uncond"}), frozenset({"cond"})
+BOTH = frozenset({"cond", "uncond"})
+ONE = frozenset({"cond"})
 START, BASE = (random(2, 6, 4, seed=seed) for seed in (0, 1))
 
 
@@ -54,18 +55,23 @@ class Loop:
     """A pipeline's, with the steps of a scheduler that puts skipped ones right."""
 
     def __init__(self, scheduler):
-        self.scheduler, self.now, self.told = scheduler, None, []
+        self.scheduler = scheduler
+        self.now = None
+        self.told = []
         self.step = CorrectedSteps(scheduler, scheduler.step, lambda: self.now, self.told.extend)
 
     def run(self, letters, model, *, made=Made, before=None, call=None, start=START):
         """The latents behind each step."""
         self.scheduler.set_timesteps(len(letters))
         clean_level = float(self.scheduler.config.get("invert_sigmas", False))
-        latents, output, found = start, None, []
+        latents = start
+        output = None
+        found = []
         for step, letter in enumerate(letters):
             if before is not None:
                 latents = before(self.scheduler, step, latents)
-            self.now, level = made(step, KINDS[letter], BOTH), self.scheduler.sigmas[step]
+            self.now = made(step, KINDS[letter], BOTH)
+            level = self.scheduler.sigmas[step]
             if letter != "K":
                 output = model(latents.float(), level, level - clean_level).to(latents.dtype)
             given = output[: len(latents)], self.scheduler.timesteps[step], latents
@@ -88,7 +94,10 @@ def by_hand(make, letters, *, start=START, added=None):
     levels = scheduler.sigmas.double().tolist()
     clean_level = float(scheduler.config.get("invert_sigmas", False))
     distances = [level - clean_level for level in levels]
-    results, latents, added, predictions = [], start.float(), added or {}, {}
+    results = []
+    latents = start.float()
+    added = added or {}
+    predictions = {}
     behind_full = clean = None
     others = torch.zeros_like(latents)  # added since the last full step
 
@@ -97,14 +106,16 @@ def by_hand(make, letters, *, start=START, added=None):
         return scheduler.step(velocity, scheduler.timesteps[step], latents, return_dict=False)[0]
 
     for step, letter in enumerate(letters):
-        latents, others = latents + added.get(step, 0), others + added.get(step, 0)
+        latents = latents + added.get(step, 0)
+        others = others + added.get(step, 0)
         if letter != "K":
             velocity = curved(latents, levels[step])
             clean = latents - distances[step] * velocity
             predictions[levels[step]] = clean - others
         if letter == "F":
             if behind_full is not None:
-                led, (full, latents, scheduler) = latents, behind_full
+                led = latents
+                (full, latents, scheduler) = behind_full
                 for skipped in range(full + 1, step):
                     line = interpolated(predictions, levels[skipped])
                     latents = stepped(scheduler, skipped, latents, line)
@@ -140,7 +151,8 @@ def furthest(found, expected):
 @pytest.mark.parametrize("letters", [*LISTS, "FKKFFKKF", "FKKKKFKF", "FKSKFKKF"])
 @pytest.mark.parametrize("make", [*SCHEDULERS.values(), *SHORT.values()])
 def test_steps_are_the_formulas_and_leave_the_scheduler_as_they_do(make, letters):
-    (expected, scheduler), loop = by_hand(make, letters), Loop(make())
+    (expected, scheduler) = by_hand(make, letters)
+    loop = Loop(make())
     assert furthest(loop.run(letters, curved), expected) < 5e-5
     assert loop.told == before_last_full(letters)
     same_state(loop.scheduler, scheduler)
@@ -149,7 +161,9 @@ def test_steps_are_the_formulas_and_leave_the_scheduler_as_they_do(make, letters
 
 
 def test_in_half_precision_it_is_the_formula_but_for_rounding():
-    make, letters, start = EULERS["euler"], LISTS[0], START.bfloat16()
+    make = EULERS["euler"]
+    letters = LISTS[0]
+    start = START.bfloat16()
     found = Loop(make()).run(letters, curved, start=start)
     assert {latents.dtype for latents in found} == {torch.bfloat16}
     assert furthest(found, by_hand(make, letters, start=start)[0]) < 0.05
@@ -157,7 +171,8 @@ def test_in_half_precision_it_is_the_formula_but_for_rounding():
 
 def same_state(one, other):
     """The last step reads what those of the gap before it left."""
-    found, expected = vars(one), vars(other)
+    found = vars(one)
+    expected = vars(other)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         if isinstance(value, torch.Tensor | list):
@@ -176,7 +191,8 @@ def test_another_generation_gives_the_same_bits(make, other):
             scheduler.sigmas[1:-1] *= 0.9
         return latents
 
-    loop, fresh = Loop(make()), Loop(make())
+    loop = Loop(make())
+    fresh = Loop(make())
     loop.run(LISTS[0][:6] if other == "scaled" else other, curved)
     loop.told.clear()
     found = loop.run(LISTS[0], curved, before=scaled)
@@ -188,7 +204,8 @@ def test_another_generation_gives_the_same_bits(make, other):
 @each_scheduler
 def test_results_have_the_form_that_is_asked_for(make, form):
     expected = Loop(make()).run(LISTS[0], curved)
-    loop, plain = Loop(make()), make()
+    loop = Loop(make())
+    plain = make()
     assert all(map(torch.equal, loop.run(LISTS[0], curved, call=lambda _: form), expected))
     for scheduler in (loop.scheduler, plain):
         scheduler.set_timesteps(8)
@@ -224,7 +241,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", [None, *CHANGES])
 def test_nothing_is_corrected_over_a_change(change):
-    letters, options, changed = "FKFKFF", CHANGES.get(change, {}), change is not None
+    letters = "FKFKFF"
+    options = CHANGES.get(change, {})
+    changed = change is not None
     loop, plain = (Loop(EULERS["euler"]()) for _ in range(2))
     found = loop.run(letters, curved, **options)
     expected = plain.run(letters, curved, **{**options, "made": unknown})
@@ -236,9 +255,11 @@ def test_nothing_is_corrected_over_a_change(change):
 @pytest.mark.parametrize("make", EULERS.values(), ids=EULERS)
 def test_tokens_with_timesteps_of_their_own_go_as_all_where_they_are_free(make):
     """Those that are held are put back by the pipeline, and are not moved."""
-    letters, held = "FKKFSKF", torch.tensor([False, True] * 3)
+    letters = "FKKFSKF"
+    held = torch.tensor([False, True] * 3)
     expected = Loop(make()).run(letters, curved)
-    loop, plain = Loop(make()), Loop(make())
+    loop = Loop(make())
+    plain = Loop(make())
 
     def own_step(output, time, latents, *, per_token_timesteps, return_dict):
         # Levels that rise begin at 0, which half of it is, too.
@@ -265,9 +286,11 @@ def test_tokens_with_timesteps_of_their_own_go_as_all_where_they_are_free(make):
 @each_scheduler
 def test_a_gap_holds_as_much_whatever_its_length(make):
     """As pickled: tensors that are shared count once."""
-    latents, sizes = random(1, 128, 128, seed=9), []
+    latents = random(1, 128, 128, seed=9)
+    sizes = []
     for letters in ("FFKKF", "FFKKKKKKKKKKF"):
-        loop, held = Loop(make()), []
+        loop = Loop(make())
+        held = []
 
         def look(_scheduler, _step, latents, loop=loop, held=held):
             held.append(len(pickle.dumps(loop.step._gap)))
@@ -284,7 +307,8 @@ def test_a_gap_holds_as_much_whatever_its_length(make):
 @each_scheduler
 def test_what_others_add_is_no_part_of_the_line(make, steps):
     """Changed in place, latents are the same as new ones."""
-    letters, added = "FKKFKSF", {step: random(2, 6, 4, seed=20 + step) for step in steps}
+    letters = "FKKFKSF"
+    added = {step: random(2, 6, 4, seed=20 + step) for step in steps}
 
     def in_place(_scheduler, step, latents):
         return latents.add_(added.get(step, 0))
@@ -331,7 +355,8 @@ COPIES = {
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_copies_of_a_scheduler_with_a_wrapped_step_are_stock(scheduler, copied):
-    stock, calls = copy.deepcopy(scheduler), []
+    stock = copy.deepcopy(scheduler)
+    calls = []
     undo = wrap_step(scheduler, counting(calls))
     other = copied(scheduler)
     if len(other.timesteps) != 8:
@@ -347,7 +372,8 @@ def test_copies_of_a_scheduler_with_a_wrapped_step_are_stock(scheduler, copied):
 @pytest.mark.parametrize("own", ["none", "before", "behind", "around"])
 def test_a_wrapped_step_is_around_the_users_own(scheduler, own):
     """The user's own step was there before, came later, or is set around the wrapped one."""
-    stock, calls = copy.deepcopy(scheduler), []
+    stock = copy.deepcopy(scheduler)
+    calls = []
     mine = counting(calls, "own")(scheduler.step)
     if own == "before":
         scheduler.step = mine
@@ -374,7 +400,8 @@ def test_a_wrapped_step_is_around_the_users_own(scheduler, own):
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_wrappings_around_each_other_are_taken_back_in_any_order(scheduler, first):
-    calls, kind = [], type(scheduler)
+    calls = []
+    kind = type(scheduler)
     undo = [wrap_step(scheduler, counting(calls, name)) for name in "ab"]
     step_once(scheduler)
     assert calls == ["b", "a"]

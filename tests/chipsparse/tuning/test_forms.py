@@ -57,7 +57,8 @@ def test_the_time_and_the_words_of_a_candidate(form, seconds, text):
 
 
 def test_a_candidate_is_best_on_the_mean_of_the_prompts():
-    both, form = [trajectory(10), trajectory(10, seed=5)], Form()
+    both = [trajectory(10), trajectory(10, seed=5)]
+    form = Form()
     full = Forms(BASE, both, SECONDS).candidate(form, 4).config.schedule.full_steps
     assert full == Placed(both, form.reuse, form.growth).steps(4)
     assert full != Placed(both[:1], form.reuse, form.growth).steps(4)

@@ -14,7 +14,8 @@ from chipsparse.tuning.targets import Pair
 from tests.chipsparse.tuning.trajectories import trajectory
 
 STEPS = 20
-CALIBRATING, HELD_OUT = 2, 3
+CALIBRATING = 2
+HELD_OUT = 3
 FIVE = {"a": [9, 1], "b": [8, 6], "c": [7, 100], "d": [6, 100], "e": [5, 100]}
 
 prompt_trajectory = functools.cache(lambda prompt: trajectory(STEPS, seed=prompt))
@@ -29,8 +30,11 @@ class MadeUpLab:
     def __init__(
         self, *, sparse_db=0.5, corrected_db=0.0, mlp_seconds=0.0, mlp_db=0.0, measuring=0.0
     ):
-        self.sparse_db, self.corrected_db, self.mlp_db = sparse_db, corrected_db, mlp_db
-        self.mlp_seconds, self.measuring = mlp_seconds, measuring
+        self.sparse_db = sparse_db
+        self.corrected_db = corrected_db
+        self.mlp_db = mlp_db
+        self.mlp_seconds = mlp_seconds
+        self.measuring = measuring
         self.made = {}
 
     def trajectory(self, prompt):
@@ -57,7 +61,8 @@ class MadeUpLab:
 def searched(lab, budget=30, **target):
     prompts = {"calibrating": range(CALIBRATING)}
     prompts |= {"held_out": range(CALIBRATING, CALIBRATING + HELD_OUT)}
-    base, target = SparsityConfig(), TunedTarget(**target)
+    base = SparsityConfig()
+    target = TunedTarget(**target)
     return Search(lab, base, STEPS, target, **prompts, budget=budget).run()
 
 
@@ -155,7 +160,8 @@ def test_a_search_ends_within_its_budget(target, budget):
 
 def test_what_times_the_steps_is_of_the_budget():
     """Six generations of it leave what a budget that is smaller by six has."""
-    timing, smaller = MadeUpLab(sparse_db=0.7, measuring=6 * 20.5), MadeUpLab(sparse_db=0.7)
+    timing = MadeUpLab(sparse_db=0.7, measuring=6 * 20.5)
+    smaller = MadeUpLab(sparse_db=0.7)
     searched(timing, budget=16, min_psnr_db=33.0)
     searched(smaller, budget=10, min_psnr_db=33.0)
     assert list(timing.made) == list(smaller.made)

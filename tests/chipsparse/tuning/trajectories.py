@@ -28,15 +28,20 @@ def reused(values, times, full_steps, reuse):
 
     Where they are corrected, those that the solver has in the end.
     """
-    steps, made = len(values), values.copy()
+    steps = len(values)
+    made = values.copy()
     ends = [*full_steps[1:], steps]
     for before, last, end in zip([0, *full_steps], full_steps, ends, strict=False):
         for step in range(last + 1, end):
             made[step] = values[last]
             if reuse.correct and end < steps:
-                old, new, scale = last, end, 1.0
+                old = last
+                new = end
+                scale = 1.0
             elif step >= reuse.forecast_after * steps:
-                old, new, scale = before, last, reuse.forecast
+                old = before
+                new = last
+                scale = reuse.forecast
             else:
                 continue
             if times[old] != times[new]:

@@ -6,7 +6,8 @@ from diffusers import BriaFibo2Transformer2DModel
 from tests.pipelines.families.family import IMAGE, USUAL_IMAGES, Family, Loop, of_branch, strong
 from tests.tiny_models import random, seeded
 
-CHANNELS, TEXT_DIM = 4, 16
+CHANNELS = 4
+TEXT_DIM = 16
 CONFIG = {
     "in_channels": CHANNELS,
     "dim": 64,

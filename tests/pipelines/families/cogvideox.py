@@ -7,7 +7,8 @@ from tests.pipelines.families.family import HEADS, Family, of_class, picture, st
 from tests.tiny_models import random, seeded
 
 CHANNELS = 4  # of the latents
-TEXT, TEXT_DIM = 12, 16
+TEXT = 12
+TEXT_DIM = 16
 TRANSFORMER = {
     **HEADS,
     "in_channels": CHANNELS,

@@ -9,7 +9,10 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionConditi
 from tests.pipelines.families.family import Family, streams, strong
 from tests.tiny_models import FLOW, LATENT_CHANNELS, quiet, random, seeded, tiny_wan_vae
 
-SOUND_DIM, SOUND_HOP, SOUND_RATE, ACTION_DIM = 6, 40, 1000, 12
+SOUND_DIM = 6
+SOUND_HOP = 40
+SOUND_RATE = 1000
+ACTION_DIM = 12
 CONFIG = {
     "head_dim": 16,
     "hidden_size": 24,  # fewer than those of all heads
@@ -44,7 +47,8 @@ class Words:
 class Sound(torch.nn.Module):
     """In the place of what makes a waveform of sound latents, which stay as they are."""
 
-    _hop_size, config = SOUND_HOP, SimpleNamespace(sampling_rate=SOUND_RATE)
+    _hop_size = SOUND_HOP
+    config = SimpleNamespace(sampling_rate=SOUND_RATE)
 
     def __init__(self):
         super().__init__()

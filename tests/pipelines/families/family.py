@@ -125,7 +125,9 @@ class Loop:
         self.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
         self.vae = SimpleNamespace(config=vae_config)
         self.components = {"transformer": transformer, "scheduler": self.scheduler}
-        self._arguments, self._shape, self._velocity = arguments, shape, velocity
+        self._arguments = arguments
+        self._shape = shape
+        self._velocity = velocity
 
     def to(self, device, dtype):
         """Moves the transformer, which calls follow."""

@@ -13,7 +13,8 @@ from tests.pipelines.families.family import Family, picture
 from tests.tiny_models import FLUX_CONFIG, seeded, tiny_flux_pipeline, tiny_flux_transformer
 
 KINDS = 3  # double, the first single, further single blocks, whose input has other strides
-WIDTH, HEIGHT = 24, 32
+WIDTH = 24
+HEIGHT = 32
 PICTURE = {"prompt": "a red circle", "height": HEIGHT, "width": WIDTH, "max_sequence_length": 16}
 GUIDED = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
 BATCH = {"prompt": ["a red circle", "a blue square"]}
@@ -84,7 +85,9 @@ FAMILIES = [
 ]
 
 # LongCat-Image, Bria and Ovis-Image.
-CHANNELS, TEXT, TEXT_DIM = 8, 6, 16
+CHANNELS = 8
+TEXT = 6
+TEXT_DIM = 16
 KIN_CONFIG = {**tiny_models.JOINT_CONFIG, "in_channels": CHANNELS, "joint_attention_dim": TEXT_DIM}
 
 

@@ -8,7 +8,8 @@ from tests.pipelines.families.family import HEADS, Family, of_class, picture, st
 from tests.tiny_models import random, seeded
 
 CHANNELS = 4  # of the latents
-TEXT, TEXT_DIM = 6, 16
+TEXT = 6
+TEXT_DIM = 16
 FLUX2_CONFIG = {
     "in_channels": 4 * CHANNELS,
     "num_layers": 2,

@@ -6,7 +6,9 @@ from tests.pipelines.families.family import HEADS, Family, of_class, strong
 from tests.tiny_models import LATENT_CHANNELS, random, seeded, tiny_image_vae
 
 EDGE = 16  # of latents; the pipeline makes images of about as many pixels, whatever is asked
-TEXT, TEXT_DIM, POOLED_DIM = 5, 16, 24
+TEXT = 5
+TEXT_DIM = 16
+POOLED_DIM = 24
 CONFIG = {
     "patch_size": 2,
     "in_channels": LATENT_CHANNELS,

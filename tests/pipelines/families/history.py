@@ -8,7 +8,9 @@ from tests.pipelines.families.hunyuan_video import CONFIG, POOLED_DIM, padded
 from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random
 
 HISTORY = (16, 2, 2)  # frames: long ago, before, and just now
-TEXT, IMAGE_TOKENS, IMAGE_DIM = 5, 3, 8
+TEXT = 5
+IMAGE_TOKENS = 3
+IMAGE_DIM = 8
 
 
 def earlier(latents):

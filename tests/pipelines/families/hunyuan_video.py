@@ -14,7 +14,10 @@ from tests.pipelines.families.family import HEADS, Family, of_class, picture, st
 from tests.tiny_models import random, seeded, tiny_image_encoder
 
 CHANNELS = 4  # of the latents
-TEXT_DIM, GLYPH_DIM, IMAGE_DIM, POOLED_DIM = 12, 10, 16, 8
+TEXT_DIM = 12
+GLYPH_DIM = 10
+IMAGE_DIM = 16
+POOLED_DIM = 8
 PADDED = 11  # tokens of a prompt with its padding
 MOST_GLYPHS = 6
 VALID = 7

@@ -6,8 +6,12 @@ from diffusers import Kandinsky5Transformer3DModel, Kandinsky6Transformer3DModel
 from tests.pipelines.families.family import USUAL, VAE, VIDEO, Family, Loop, of_branch, strong
 from tests.tiny_models import random, seeded
 
-CHANNELS, SOUND, SOUND_CHANNELS = 4, 7, 6
-TEXT, TEXT_DIM, POOLED_DIM = 5, 16, 8
+CHANNELS = 4
+SOUND = 7
+SOUND_CHANNELS = 6
+TEXT = 5
+TEXT_DIM = 16
+POOLED_DIM = 8
 CONFIG = {
     "in_visual_dim": CHANNELS,
     "out_visual_dim": CHANNELS,

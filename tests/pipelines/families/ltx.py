@@ -7,7 +7,8 @@ from tests.pipelines.families.family import HEADS, Family, of_class, streams
 from tests.tiny_models import random, seeded
 
 CHANNELS = 8  # of the latents
-TEXT, TEXT_DIM = 5, 16
+TEXT = 5
+TEXT_DIM = 16
 LTX_CONFIG = {
     "in_channels": CHANNELS,
     "out_channels": CHANNELS,
@@ -80,7 +81,8 @@ FAMILIES = [
 ]
 
 # LTX-2: video and sound, and all its kinds of guidance.
-SOUND_CHANNELS, MEL_BINS = 2, 16  # of the sound's, which shrink fourfold
+SOUND_CHANNELS = 2
+MEL_BINS = 16  # which shrink fourfold
 LTX2_CONFIG = {
     **LTX_CONFIG,
     "audio_in_channels": SOUND_CHANNELS * MEL_BINS // 4,

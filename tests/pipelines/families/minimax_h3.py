@@ -9,8 +9,11 @@ from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3
 from tests.pipelines.families.family import HEADS, Family
 from tests.tiny_models import random, seeded
 
-CHANNELS, AUDIO_CHANNELS = 4, 6  # of the latents
-TEXT, TEXT_DIM = 9, 16
+# Of the latents.
+CHANNELS = 4
+AUDIO_CHANNELS = 6
+TEXT = 9
+TEXT_DIM = 16
 SPACE = 16  # pixels of a latent
 KEYFRAME_NOISE = 0.999  # the timestep at which its pipeline holds keyframes
 VAE_CONFIG = {  # what a config file says of its VAE
@@ -56,7 +59,8 @@ class H3Loop:
 
     def __init__(self, transformer):
         self.transformer = transformer
-        self.scheduler, self.audio_scheduler = MiniMaxH3Scheduler(12.0), MiniMaxH3Scheduler(3.0)
+        self.scheduler = MiniMaxH3Scheduler(12.0)
+        self.audio_scheduler = MiniMaxH3Scheduler(3.0)
         self.vae = SimpleNamespace(config=VAE_CONFIG)
         self.components = {"transformer": transformer, "scheduler": self.scheduler}
 
@@ -79,7 +83,8 @@ class H3Loop:
         vision_rows=0,
         **_,
     ):
-        device, batch = self.transformer.device, prompt_embeds.shape[0]
+        device = self.transformer.device
+        batch = prompt_embeds.shape[0]
         size = (num_frames - 5) // 17 * 5 + 2, height // SPACE, width // SPACE
         sounds = round(num_frames / 24 * 40)
         tags = torch.ones(prompt_embeds.shape[1], dtype=torch.long)

@@ -8,7 +8,8 @@ from tests.pipelines.families.family import Family, of_class
 from tests.tiny_models import random, seeded
 
 CHANNELS = 12  # of the latents
-TEXT, TEXT_DIM = 12, 16
+TEXT = 12
+TEXT_DIM = 16
 TRANSFORMER = {
     "num_attention_heads": 2,
     "attention_head_dim": 8,

@@ -11,7 +11,8 @@ from tests.pipelines.families.family import HEADS, Family, of_class, picture, st
 from tests.tiny_models import random, seeded, tiny_wan_vae
 
 CHANNELS = 4  # of the latents
-TEXT, TEXT_DIM = 6, 16
+TEXT = 6
+TEXT_DIM = 16
 QWEN_CONFIG = {
     "in_channels": 4 * CHANNELS,
     "out_channels": CHANNELS,
@@ -122,7 +123,8 @@ class Arguments:
         padding=0,
         **_,
     ):
-        batch, target = len(latents), latents.shape[1]
+        batch = len(latents)
+        target = latents.shape[1]
         text = TEXT - (shorter if branch == "uncond" else 0)
         shapes = [(1, height // 16, width // 16)]
         slots = torch.zeros(1, text, dtype=torch.bool)

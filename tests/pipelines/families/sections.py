@@ -25,7 +25,8 @@ def forcing(pipeline_class=diffusers.SkyReelsV2DiffusionForcingPipeline):
 
 def pyramid():
     """Helios: chunks of frames, each at three sizes."""
-    transformer, scheduler = history.helios().transformer, diffusers.HeliosScheduler(gamma=0.25)
+    transformer = history.helios().transformer
+    scheduler = diffusers.HeliosScheduler(gamma=0.25)
     return wan_like(diffusers.HeliosPyramidPipeline, transformer=transformer, scheduler=scheduler)
 
 

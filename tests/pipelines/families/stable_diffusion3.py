@@ -9,7 +9,8 @@ from tests.tiny_models import random, seeded, tiny_image_vae
 
 PERTURBED = diffusers.StableDiffusion3PAGPipeline
 CHANNELS = 16  # of the latents: inpainting pipelines insist
-TEXT, TEXT_DIM = 10, 16
+TEXT = 10
+TEXT_DIM = 16
 TRANSFORMER = {
     "sample_size": 16,
     "in_channels": CHANNELS,

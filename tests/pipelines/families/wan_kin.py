@@ -8,7 +8,8 @@ import torch
 from tests.pipelines.families import family
 from tests.tiny_models import LATENT_CHANNELS, TEXT_DIM, TRANSFORMER_CONFIG, random, seeded
 
-TEXT, FACE = 5, 16  # tokens; pixels of a side
+TEXT = 5  # tokens
+FACE = 16  # pixels of a side
 
 
 def text(latents, timestep, branch, **_):

@@ -7,7 +7,8 @@ from tests.pipelines.families.family import IMAGE as SIZE
 from tests.pipelines.families.family import ODD_IMAGE, Family, of_class
 from tests.tiny_models import random, seeded, tiny_image_vae
 
-CHANNELS, TEXT_DIM = 4, 16
+CHANNELS = 4
+TEXT_DIM = 16
 CONFIG = {
     "in_channels": CHANNELS,
     "dim": 48,

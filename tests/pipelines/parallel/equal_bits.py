@@ -149,7 +149,8 @@ def four(ways):
 
 def together(names, guidance=1, ring=1):
     """By name, what is found of each case; one rank of several computes it alone as well."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     parallel = chipsparse.Parallel(ulysses=ranks // guidance // ring, guidance=guidance, ring=ring)
     with torch.no_grad():
         return {

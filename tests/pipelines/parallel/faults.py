@@ -82,7 +82,8 @@ def seen():
 
 def breaks_off(how, shared):
     """Rank 1 raises, or is killed, within a block of the model."""
-    pipe, call = wan_of(4), {**CALL, "guidance_scale": 3.0 if shared == "guidance" else 1.0}
+    pipe = wan_of(4)
+    call = {**CALL, "guidance_scale": 3.0 if shared == "guidance" else 1.0}
 
     def broken(*_):
         if how == "killed":

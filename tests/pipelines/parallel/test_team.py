@@ -44,7 +44,9 @@ def test_a_failure_is_told_once_and_what_a_stuck_gpu_may_use_is_not_freed(monkey
     class OwnError(Exception):
         pass
 
-    error, failed, cpu = OwnError("no sum today"), bare_team(), torch.device("cpu")
+    error = OwnError("no sum today")
+    failed = bare_team()
+    cpu = torch.device("cpu")
     told = weakref.ref(error)
     for _ in range(2):
         failed.failed(error, cpu)
