@@ -200,7 +200,11 @@ def sparse(
     lists = _tensor(1, HEADS, -(-TOKENS // rows), KEPT, dtype=torch.int32)
     mean = _tensor(1, HEADS, means, head_dim, dtype=dtype) if means else None
     column_sparse_attention(
-        *(query, query, query, lists, _tensor(*lists.shape[:3], dtype=torch.int32)),
+        query,
+        query,
+        query,
+        lists,
+        _tensor(*lists.shape[:3], dtype=torch.int32),
         block_size_q=rows,
         residual=None if residual == "none" else _rows_of(head_dim, FP8 if in_fp8 else dtype),
         residual_scale=_tensor(1, HEADS, TOKENS, dtype=FP32) if in_fp8 else None,
@@ -296,7 +300,10 @@ def up(
     width = weight.shape[0]
     bias = _tensor(width, dtype=dtype)
     sparse_mlp_up(
-        *(hidden, weight, bias, lists),
+        hidden,
+        weight,
+        bias,
+        lists,
         empty_token_contiguous(hidden, 1, rows, width, dtype=FP8 if fp8 else dtype),
         activation="silu" if gated else activation,
         gate_weight=weight if gated else None,
@@ -310,7 +317,9 @@ def down(backend: str, *, addend: bool = True, even: bool = True, dtype: Any = B
     hidden, weight, lists = _layer(even, dtype)
     sparse_mlp_down(
         empty_token_contiguous(hidden, 1, hidden.shape[1], lists.shape[2]),
-        *(weight.t(), lists, hidden),
+        weight.t(),
+        lists,
+        hidden,
         addend=hidden if addend else None,
         backend=backend,
     )

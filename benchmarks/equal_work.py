@@ -350,8 +350,11 @@ class Lab:
             dense = self._experiment.record(self._experiment.dense_way, clip.sample)
             record: Record = {
                 **self._run,
-                **{"method": entry.method, "variant": entry.variant, "setting": entry.setting},
-                **{"prompt": clip.sample.prompt, "seed": clip.sample.seed},
+                "method": entry.method,
+                "variant": entry.variant,
+                "setting": entry.setting,
+                "prompt": clip.sample.prompt,
+                "seed": clip.sample.seed,
                 "refused": clip.record.refused,
                 **environment(self._device),
             }

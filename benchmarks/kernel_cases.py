@@ -242,7 +242,12 @@ def dense(
 
     limit = math.hypot(FP8_LIMIT, CUT_OFF_LIMIT * tokens**0.5)
     return attention(
-        *(inputs, settings, fp8_dense_attention, run, tensors, fields),
+        inputs,
+        settings,
+        fp8_dense_attention,
+        run,
+        tensors,
+        fields,
         columns=tokens,
         limits=(limit, FP8_LSE_LIMIT, FP8_SUMS_LIMIT),
         call=call,
@@ -274,8 +279,10 @@ def sparse(inputs: Inputs, settings: Settings) -> Kernel:
         return (column_sparse_attention(query, key, value, *lists, **options),)
 
     fields = {
-        **{"density": count / case.tokens, "ideal": case.tokens / count},
-        **{"block_size": rows, "delta_rule": rule},
+        "density": count / case.tokens,
+        "ideal": case.tokens / count,
+        "block_size": rows,
+        "delta_rule": rule,
     }
     return attention(inputs, settings, column_sparse_attention, run, tensors, fields, columns=count)
 
@@ -482,27 +489,46 @@ def mlp(operation: str, inputs: Inputs, settings: Settings) -> Kernel:
     # Operation, call, check, baseline, what it does, and sparse products.
     known: dict[str, tuple[Any, ...]] = {
         "neuron_selection": (
-            *(neuron_selection, layer.select, check_neurons),
-            *("mean, linear, topk", layer.topk, 0),
+            neuron_selection,
+            layer.select,
+            check_neurons,
+            "mean, linear, topk",
+            layer.topk,
+            0,
         ),
         "sparse_mlp_up": (
-            *(sparse_mlp_up, partial(layer.change, layer.neurons), check_change),
-            *("linear and GELU", layer.dense_up, 1),
+            sparse_mlp_up,
+            partial(layer.change, layer.neurons),
+            check_change,
+            "linear and GELU",
+            layer.dense_up,
+            1,
         ),
         "sparse_mlp_down": (
-            *(sparse_mlp_down, lambda by: layer.sum(delta_by(by), layer.neurons, by), check_sum),
-            *("linear", lambda: F.linear(full, down), 1),
+            sparse_mlp_down,
+            lambda by: layer.sum(delta_by(by), layer.neurons, by),
+            check_sum,
+            "linear",
+            lambda: F.linear(full, down),
+            1,
         ),
         "sparse_mlp": (
-            *(sparse_mlp_up, layer.step, check_sum),
-            *("two linears and GELU", lambda: F.linear(layer.dense_up(), down), 2),
+            sparse_mlp_up,
+            layer.step,
+            check_sum,
+            "two linears and GELU",
+            lambda: F.linear(layer.dense_up(), down),
+            2,
         ),
     }
     called, call, check, name, replaces, products = known[operation]
     tokens = case.batch * rows
     fields = {
-        **{"block_size": layer.block_size, "mlp_tokens": tokens, "channels": case.channels},
-        **{"mlp_width": case.mlp_width, "density": count / case.mlp_width},
+        "block_size": layer.block_size,
+        "mlp_tokens": tokens,
+        "channels": case.channels,
+        "mlp_width": case.mlp_width,
+        "density": count / case.mlp_width,
         "ideal": case.mlp_width / count,
     }
     flops = 2 * products * tokens * case.channels * count or None

@@ -20,9 +20,16 @@ from chipsparse.experiments.timing import time_call
 WITHOUT_BLOCKS = ("dense_attention", "fp8_dense_attention")
 COLUMNS = {
     **dict.fromkeys(("op", "case", "backend"), ""),
-    **{"block_size": "d", "density": ".3f", "latency_ms": ".3f", "baseline": ""},
-    **{"baseline_ms": ".3f", "speedup": ".2f", "ideal": ".1f", "tflops": ".0f"},
-    **{"rel_error": ".1e", "lse_error": ".1e"},
+    "block_size": "d",
+    "density": ".3f",
+    "latency_ms": ".3f",
+    "baseline": "",
+    "baseline_ms": ".3f",
+    "speedup": ".2f",
+    "ideal": ".1f",
+    "tflops": ".0f",
+    "rel_error": ".1e",
+    "lse_error": ".1e",
 }
 # The curves: shares of the columns, and tokens at one share.
 KEEP_FRACTIONS = (0.02, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30, 0.50)

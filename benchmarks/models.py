@@ -31,8 +31,11 @@ DRIFT = 0.05
 # Biases that scale, shift and gate, and their deviation: the blocks then have a say in the output,
 # as in a trained model, and the hidden states stay of order one.
 MODULATED = (
-    *("norm.linear.bias", "norm1.linear.bias", "context.linear.bias"),
-    *("adaln_proj.linear.bias", "modulation.out_layer.bias"),
+    "norm.linear.bias",
+    "norm1.linear.bias",
+    "context.linear.bias",
+    "adaln_proj.linear.bias",
+    "modulation.out_layer.bias",
 )
 MODULATION = 0.2
 # In a dry run: frames, rows and columns of latents, tokens of a text.
@@ -322,7 +325,8 @@ def flux(tensors: Tensors) -> Step:
     _, rows, columns = tensors.grid
     text = tensors.text(512, "joint_attention_dim")
     step = tensors.call(
-        *(rows * columns, "in_channels"),
+        rows * columns,
+        "in_channels",
         first=1,
         encoder_hidden_states=text,
         pooled_projections=tensors.normal(1, "pooled_projection_dim"),
@@ -337,7 +341,8 @@ def flux3(tensors: Tensors) -> Step:
     _, rows, columns = tensors.grid
     text = tensors.text(512, "joint_attention_dim")
     return tensors.call(
-        *(rows * columns, "in_channels"),
+        rows * columns,
+        "in_channels",
         first=1,
         encoder_hidden_states=text,
         img_ids=places(1, rows, columns, 1) / 2,
@@ -359,13 +364,20 @@ def minimax_h3(tensors: Tensors) -> Step:
     words = prompt.shape[1]
     with torch.device("cpu"):
         *where, _, _ = steps.MiniMaxH3PrepareLayoutStep.build_packed_sequence(
-            *(torch.full((words,), 1), frames, *size, sounds, patch, AUDIO_CHANNELS),
-            *(2, 0),  # the tags of audio and video; 1 is that of text
+            torch.full((words,), 1),
+            frames,
+            *size,
+            sounds,
+            patch,
+            AUDIO_CHANNELS,
+            2,
+            0,  # the tags of audio and video; 1 is that of text
         )
     names = ("position_ids", "token_tags", "video_indices", "audio_indices", "text_indices")
     rows = {n: index.to(tensors.device) for n, index in zip(names, where, strict=True)}
     step = tensors.call(
-        *(rows["video_indices"].numel(), tensors.config.in_channels * math.prod(patch)),
+        rows["video_indices"].numel(),
+        tensors.config.in_channels * math.prod(patch),
         audio_hidden_states=tensors.normal(1, AUDIO_CHANNELS * sounds, "audio_in_channels"),
         encoder_hidden_states=prompt,
         **rows,
@@ -375,7 +387,7 @@ def minimax_h3(tensors: Tensors) -> Step:
         time = number / STEPS  # of the video; the sound is ahead of it
         with torch.device("cpu"):
             timestep, which = steps.MiniMaxH3SetTimestepsStep.build_row_timesteps(
-                *(where[2], where[3], 0, 0, words, time, (1 + time) / 2, 1.0, 1.0)
+                where[2], where[3], 0, 0, words, time, (1 + time) / 2, 1.0, 1.0
             )
         own = {"timestep": timestep, "timestep_indices": which}
         return {**step(number), **{name: own[name].to(tensors.device) for name in own}}
@@ -388,7 +400,8 @@ def ltx2(tensors: Tensors) -> Step:
     frames, rows, columns = tensors.grid
     sound = tensors.text(126, "audio_in_channels")
     return tensors.call(
-        *(frames * rows * columns, "in_channels"),
+        frames * rows * columns,
+        "in_channels",
         num_frames=frames,
         height=rows,
         width=columns,
@@ -419,7 +432,8 @@ def qwen_image21(tensors: Tensors) -> Step:
         sizes = (1, text, "num_attention_heads", "attention_head_dim")
         layer.store(tensors.normal(*sizes), tensors.normal(*sizes))
     return tensors.call(
-        *(tokens, "in_channels"),
+        tokens,
+        "in_channels",
         first=1,
         encoder_hidden_states=prompt,
         img_shapes=[[grid]],
@@ -437,7 +451,8 @@ def kandinsky(tensors: Tensors) -> Step:
     if "in_audio_dim" in tensors.config:  # 43 tokens a second
         others = {"audio_hidden_states": tensors.text(218, "in_audio_dim")}
     return tensors.call(
-        *(*grid, 2 * tensors.config.in_visual_dim + 1),
+        *grid,
+        2 * tensors.config.in_visual_dim + 1,
         encoder_hidden_states=text,
         pooled_projections=tensors.normal(1, "in_text_dim2"),
         visual_rope_pos=(torch.arange(grid[0]), *(torch.arange(x // 2) for x in grid[1:])),
@@ -468,7 +483,8 @@ def cosmos3(tensors: Tensors) -> Step:
     prompt, video = torch.arange(text + tokens).split([text, tokens])
     return tensors.call(
         "latent_channel",
-        *(frames, *size),
+        frames,
+        *size,
         names=("vision_tokens", "vision_timesteps"),
         rows=tokens,
         position_ids=torch.cat([prompt.expand(3, -1), ids], dim=1),

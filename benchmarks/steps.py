@@ -60,14 +60,30 @@ from chipsparse.plan import Action, SparsityPlan
 
 COLUMNS = {
     **dict.fromkeys(("case", "schedule"), ""),
-    **{"latency_ms": ".0f", "baseline_ms": ".0f", "speedup": ".2f"},
-    **{"dense_ms": ".1f", "refresh_ms": ".1f", "sparse_ms": ".1f", "skip_ms": ".2f"},
-    **{"rel_error": ".1e", "sparse_error": ".1e", "graphs": "d", "graph_breaks": "d"},
-    **{"peak_gpu_bytes": ".3e", "pinned_bytes": ".3e"},
+    "latency_ms": ".0f",
+    "baseline_ms": ".0f",
+    "speedup": ".2f",
+    "dense_ms": ".1f",
+    "refresh_ms": ".1f",
+    "sparse_ms": ".1f",
+    "skip_ms": ".2f",
+    "rel_error": ".1e",
+    "sparse_error": ".1e",
+    "graphs": "d",
+    "graph_breaks": "d",
+    "peak_gpu_bytes": ".3e",
+    "pinned_bytes": ".3e",
 }
 OFFLOAD_COLUMNS = {
-    **{"case": "", "mlp": "", "layers": "d", "latency_ms": ".2f", "baseline_ms": ".2f"},
-    **{"slowdown": ".4f", "host_bytes": ".4e", "to_device_bytes": ".3e", "identical": ""},
+    "case": "",
+    "mlp": "",
+    "layers": "d",
+    "latency_ms": ".2f",
+    "baseline_ms": ".2f",
+    "slowdown": ".4f",
+    "host_bytes": ".4e",
+    "to_device_bytes": ".3e",
+    "identical": "",
 }
 # Largest relative error of a dense step: the model's own rounding, in another order.
 DENSE_LIMIT = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4}
@@ -78,8 +94,19 @@ FP8_LIMIT = 0.1
 # action tell its time: the first of all makes room for caches, the second sparse one is recorded as
 # a graph where that pays. One more sparse step is profiled.
 ACTIONS: list[ActionName] = [
-    *("dense", "refresh", "sparse", "sparse", "sparse", "sparse", "skip"),
-    *("dense", "refresh", "skip", "dense", "refresh", "skip"),
+    "dense",
+    "refresh",
+    "sparse",
+    "sparse",
+    "sparse",
+    "sparse",
+    "skip",
+    "dense",
+    "refresh",
+    "skip",
+    "dense",
+    "refresh",
+    "skip",
 ]
 # Long steps vary little: of those that take so long there are fewer.
 LONG_STEP_MS = 4_000

@@ -167,8 +167,11 @@ WRONG = {
     check_field: ("mlp.keep", "attention.delta_rule: sum"),
     check_options: ("chipsparse explain --ramm 8G", "chipsparse describe"),
     check_command: (
-        *("chipsparse generate a --output out.mp4 --comparee", "rm -rf out"),
-        *("python -m benchmarks nothing", "python nothing.py", "make nothing"),
+        "chipsparse generate a --output out.mp4 --comparee",
+        "rm -rf out",
+        "python -m benchmarks nothing",
+        "python nothing.py",
+        "make nothing",
     ),
 }
 

@@ -34,10 +34,7 @@ def generate(pipe, steps=6):
 aten = torch.ops.aten
 # Which argument of a matrix product is summed over, along its last axis. The first two appear by
 # these names only inside custom operations; elsewhere PyTorch takes them apart before.
-SUMMED = {
-    **{aten.linear: 0, aten.matmul: 0},
-    **{aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1},
-}
+SUMMED = {aten.linear: 0, aten.matmul: 0, aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
 
 
 class WorkCounter(TorchDispatchMode):
@@ -121,10 +118,21 @@ def test_the_work_of_caches_is_what_pytorch_computes(name):
 
 def clip(method, setting, prompt="x", *, variant="", **values):
     fixed = {
-        **{"op": "equal_work", "model": "tiny", "size": [64, 64, 9]},
-        **{"steps": 50, "method": method, "variant": variant, "setting": setting},
-        **{"prompt": prompt, "seed": 0, "refused": None, "psnr": 40.0, "work": 0.5},
-        **{"seconds": 1.0, "dense_seconds": 2.0, "device": "NVIDIA H200"},
+        "op": "equal_work",
+        "model": "tiny",
+        "size": [64, 64, 9],
+        "steps": 50,
+        "method": method,
+        "variant": variant,
+        "setting": setting,
+        "prompt": prompt,
+        "seed": 0,
+        "refused": None,
+        "psnr": 40.0,
+        "work": 0.5,
+        "seconds": 1.0,
+        "dense_seconds": 2.0,
+        "device": "NVIDIA H200",
     }
     return fixed | values
 

@@ -21,16 +21,29 @@ FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shi
 TEXT_DIM = 32
 
 TRANSFORMER_CONFIG = {
-    **{"num_layers": 3, "num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 128},
-    **{"in_channels": LATENT_CHANNELS, "out_channels": LATENT_CHANNELS, "patch_size": (1, 2, 2)},
-    **{"text_dim": TEXT_DIM, "freq_dim": 32, "rope_max_seq_len": 64},
-    **{"cross_attn_norm": True, "qk_norm": "rms_norm_across_heads"},
+    "num_layers": 3,
+    "num_attention_heads": 2,
+    "attention_head_dim": 32,
+    "ffn_dim": 128,
+    "in_channels": LATENT_CHANNELS,
+    "out_channels": LATENT_CHANNELS,
+    "patch_size": (1, 2, 2),
+    "text_dim": TEXT_DIM,
+    "freq_dim": 32,
+    "rope_max_seq_len": 64,
+    "cross_attn_norm": True,
+    "qk_norm": "rms_norm_across_heads",
 }
 
 # Of all models with the blocks of FLUX.
 JOINT_CONFIG = {
-    **{"num_layers": 2, "num_single_layers": 3, "num_attention_heads": 2, "attention_head_dim": 16},
-    **{"in_channels": 4 * LATENT_CHANNELS, "patch_size": 1, "axes_dims_rope": (4, 6, 6)},
+    "num_layers": 2,
+    "num_single_layers": 3,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "in_channels": 4 * LATENT_CHANNELS,
+    "patch_size": 1,
+    "axes_dims_rope": (4, 6, 6),
     "joint_attention_dim": TEXT_DIM,
 }
 FLUX_CONFIG = {**JOINT_CONFIG, "pooled_projection_dim": TEXT_DIM, "guidance_embeds": False}
@@ -38,7 +51,11 @@ FLUX_CONFIG = {**JOINT_CONFIG, "pooled_projection_dim": TEXT_DIM, "guidance_embe
 # Of text encoders; their vocabulary is that of `tiny_tokenizer`.
 VOCABULARY = {"vocab_size": len(SPECIAL_TOKENS) + len(WORDS), "pad_token_id": 0, "eos_token_id": 1}
 T5_CONFIG = {
-    **{"d_model": TEXT_DIM, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2},
+    "d_model": TEXT_DIM,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_layers": 1,
+    "num_heads": 2,
     **VOCABULARY,
     "decoder_start_token_id": 0,
 }
@@ -64,9 +81,13 @@ def tiny_wan_pipeline(*, seed=0, **overrides):
 def tiny_wan_vae(vae_class=diffusers.AutoencoderKLWan, *, seed=2, **overrides):
     """A Wan VAE, or one like it; as the real one, it shrinks space by 8 and time by 4."""
     config = {
-        **{"base_dim": 8, "z_dim": LATENT_CHANNELS, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1},
+        "base_dim": 8,
+        "z_dim": LATENT_CHANNELS,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
         "temperal_downsample": [False, True, True],
-        **{"latents_mean": [0.0] * LATENT_CHANNELS, "latents_std": [1.0] * LATENT_CHANNELS},
+        "latents_mean": [0.0] * LATENT_CHANNELS,
+        "latents_std": [1.0] * LATENT_CHANNELS,
     }
     return seeded(vae_class, seed=seed, **{**config, **overrides})
 
@@ -130,17 +151,25 @@ def tiny_image_vae(*, seed=3, blocks=2, **overrides):
         "block_out_channels": (8,) * blocks,
         "down_block_types": ("DownEncoderBlock2D",) * blocks,
         "up_block_types": ("UpDecoderBlock2D",) * blocks,
-        **{"layers_per_block": 1, "norm_num_groups": 4, "latent_channels": LATENT_CHANNELS},
-        **{"use_quant_conv": False, "use_post_quant_conv": False},
-        **{"scaling_factor": 0.5, "shift_factor": 0.1},
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "latent_channels": LATENT_CHANNELS,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+        "scaling_factor": 0.5,
+        "shift_factor": 0.1,
     }
     return seeded(diffusers.AutoencoderKL, seed=seed, **{**config, **overrides})
 
 
 def tiny_clip_encoder(*, seed=1):
     config = {
-        **{"hidden_size": TEXT_DIM, "projection_dim": TEXT_DIM, "intermediate_size": 64},
-        **{"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 77},
+        "hidden_size": TEXT_DIM,
+        "projection_dim": TEXT_DIM,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 77,
         **VOCABULARY,
         "bos_token_id": 2,
     }

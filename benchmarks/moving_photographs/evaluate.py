@@ -79,8 +79,14 @@ PUBLISHED_CHANGE = "L1 of MiniMax-H3: 0.173 (0.066 to 0.363)"
 ACTIONS = {"D": "dense", "R": "refresh", "S": "sparse", "skipped": "skip"}
 COLUMNS = {
     **dict.fromkeys(("method", "variant", "setting"), "s"),
-    **{"cost": ".3f", "speedup": ".2f", **dict.fromkeys(ACTIONS, ".0f")},
-    **{"psnr": ".1f", "worst": ".1f", "ahead": "+.1f", "worst ahead": "+.1f", "clips": "d"},
+    "cost": ".3f",
+    "speedup": ".2f",
+    **dict.fromkeys(ACTIONS, ".0f"),
+    "psnr": ".1f",
+    "worst": ".1f",
+    "ahead": "+.1f",
+    "worst ahead": "+.1f",
+    "clips": "d",
 }
 FIRST_SCENE = 1 << 62  # training draws no scene from here on
 PICTURE_FRAMES = 4

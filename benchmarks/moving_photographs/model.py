@@ -32,9 +32,16 @@ CHANNELS = 32
 BLOCK = (4, 8, 8)  # frames and pixels of a latent
 VALUES = 3 * math.prod(BLOCK)
 TRANSFORMER = {
-    **{"patch_size": (1, 2, 2), "in_channels": CHANNELS, "out_channels": CHANNELS},
-    **{"text_dim": TEXT_DIM, "cross_attn_norm": True, "qk_norm": "rms_norm_across_heads"},
-    **{"num_attention_heads": 4, "attention_head_dim": 128, "ffn_dim": 2048, "num_layers": 12},
+    "patch_size": (1, 2, 2),
+    "in_channels": CHANNELS,
+    "out_channels": CHANNELS,
+    "text_dim": TEXT_DIM,
+    "cross_attn_norm": True,
+    "qk_norm": "rms_norm_across_heads",
+    "num_attention_heads": 4,
+    "attention_head_dim": 128,
+    "ffn_dim": 2048,
+    "num_layers": 12,
 }
 TINY = {"num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 128, "num_layers": 3}
 # Steps of a row's root mean square in int8: 6.6 bits a weight when compressed.

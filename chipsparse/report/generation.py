@@ -283,8 +283,19 @@ class GenerationReport:
     def _clear(self) -> None:
         empty = GenerationReport()
         for name in (
-            *("plans", "steps", "fallbacks", "notes", "nothing_sparse", "error", "device", "dtype"),
-            *("backends", "passed_over", "cache_bytes", "host_bytes", "kept_columns"),
+            "plans",
+            "steps",
+            "fallbacks",
+            "notes",
+            "nothing_sparse",
+            "error",
+            "device",
+            "dtype",
+            "backends",
+            "passed_over",
+            "cache_bytes",
+            "host_bytes",
+            "kept_columns",
         ):
             setattr(self, name, getattr(empty, name))
 

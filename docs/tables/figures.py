@@ -39,14 +39,24 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#b4b4b4")
 NOTE = "#666666"
 IDEAL = "#8a8a8a"
 STYLE: dict[Any, Any] = {
-    **{"axes.axisbelow": True, "axes.spines.right": False, "axes.spines.top": False},
-    **{"figure.constrained_layout.use": True, "figure.constrained_layout.h_pad": 0.12},
-    **{"figure.constrained_layout.w_pad": 0.12, "figure.dpi": 100, "savefig.dpi": 100},
-    **{"font.size": 10, "grid.color": "#e4e4e4"},
+    "axes.axisbelow": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.h_pad": 0.12,
+    "figure.constrained_layout.w_pad": 0.12,
+    "figure.dpi": 100,
+    "savefig.dpi": 100,
+    "font.size": 10,
+    "grid.color": "#e4e4e4",
 }
 METHODS = {
-    **{OURS: "#0072b2", SKIPS: "#56b4e9", "SeaCache": "#8b1a1a", "TaylorSeer": "#e69f00"},
-    **{"MagCache": "#cc79a7", "fewer steps": "#888888"},
+    OURS: "#0072b2",
+    SKIPS: "#56b4e9",
+    "SeaCache": "#8b1a1a",
+    "TaylorSeer": "#e69f00",
+    "MagCache": "#cc79a7",
+    "fewer steps": "#888888",
 }
 SPEEDUPS = (1.5, 2, 2.5, 3, 3.6, 4, 5, 6, 7, 8)  # marks of an axis, and its ends
 FRAMES_QUALITY = "fast"

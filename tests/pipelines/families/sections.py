@@ -77,7 +77,9 @@ PIPELINES = {
         pyramid,
         {
             **PROMPTS,
-            **{"height": 128, "width": 128, "num_frames": 9},
+            "height": 128,
+            "width": 128,
+            "num_frames": 9,
             "num_latent_frames_per_chunk": 2,
             "pyramid_num_inference_steps_list": [STEPS] * 3,
         },
@@ -86,7 +88,9 @@ PIPELINES = {
     "animate": (
         animate,
         {
-            **{**SIZE, **PROMPTS, **wan_prompts(512)},
+            **SIZE,
+            **PROMPTS,
+            **wan_prompts(512),
             "image": picture(3, 48, 64),
             "pose_video": _pictures(17, 48, 64),
             "face_video": _pictures(17, wan_kin.FACE, wan_kin.FACE),
@@ -97,8 +101,14 @@ PIPELINES = {
     "long ltx": (
         long_ltx,
         {
-            **{"prompt": "", "height": 32, "width": 64, "num_frames": 17, "guidance_scale": 3.0},
-            **{"num_inference_steps": STEPS + 1, "temporal_tile_size": 8, "temporal_overlap": 4},
+            "prompt": "",
+            "height": 32,
+            "width": 64,
+            "num_frames": 17,
+            "guidance_scale": 3.0,
+            "num_inference_steps": STEPS + 1,
+            "temporal_tile_size": 8,
+            "temporal_overlap": 4,
         },
         4,
     ),
