@@ -77,9 +77,9 @@ def run_curve(args: Namespace, device: torch.device, dtype: torch.dtype, to: Run
     ]
     points += [("tokens", base.scaled(tokens=n, heads=base.heads), TOKENS_KEEP) for n in TOKENS]
     for curve, case, keep in points:
-        if case.tokens > MANY_TOKENS:
-            case = case.scaled(tokens=case.tokens, heads=FEW_HEADS)
-        inputs = Inputs(_cut(case, args.tiny), device, dtype)
+        heads = FEW_HEADS if case.tokens > MANY_TOKENS else case.heads
+        scaled = case.scaled(tokens=case.tokens, heads=heads)
+        inputs = Inputs(_cut(scaled, args.tiny), device, dtype)
         settings = Settings(density=keep, delta_rule=args.delta_rule)
         fields = {"op": "attention_curve", "curve": curve}
         measure_backends("column_sparse_attention", inputs, settings, args.backend, to, fields)

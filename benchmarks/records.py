@@ -78,10 +78,13 @@ def read(*paths: Path) -> list[Record]:
     records: list[Record] = []
     for path in paths:
         of_file: list[Record] = []
-        for name, values in json.loads(path.read_text(encoding="utf-8")).items():
-            places = list(range(len(values)))
-            if isinstance(values, dict):
-                values, places = values["values"], values["of"]
+        for name, column in json.loads(path.read_text(encoding="utf-8")).items():
+            if isinstance(column, dict):
+                values = column["values"]
+                places = column["of"]
+            else:
+                values = column
+                places = list(range(len(values)))
             of_file = of_file or [{} for _ in places]
             for record, place in zip(of_file, places, strict=True):
                 if place >= 0:

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from chipsparse.common.byte_sizes import parse_bytes
@@ -330,11 +330,10 @@ class LayerBudget(Validated):
         if isinstance(self.layers, int) and not isinstance(self.layers, bool):
             object.__setattr__(self, "layers", str(self.layers))  # as YAML gives one layer
         super().__post_init__()
-        _ = self.ranges
+        self.ranges()
 
-    @cached_property
     def ranges(self) -> tuple[range, ...]:
-        """The layers that are meant."""
+        """Return the layers that are meant; raise `ValueError` where the text names none."""
         ranges = []
         for text in self.layers.split(","):
             match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
@@ -350,7 +349,7 @@ class LayerBudget(Validated):
     @property
     def last(self) -> int:
         """The highest layer that is meant."""
-        return max(layers[-1] for layers in self.ranges)
+        return max(layers[-1] for layers in self.ranges())
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
@@ -450,7 +449,7 @@ class SparsityConfig(Validated):
         for part in PARTS:
             named: list[range] = []
             for place, budget in enumerate(self.layers):
-                for layers in budget.ranges if getattr(budget, part) is not None else ():
+                for layers in budget.ranges() if getattr(budget, part) is not None else ():
                     for other in named:
                         both = range(max(layers[0], other[0]), min(layers[-1], other[-1]) + 1)
                         if both:

@@ -92,7 +92,7 @@ class SparsityPlan:
             for layer in range(self.layout.layers)
         }
         for budget in self.config.layers:
-            for layer, part in itertools.product(itertools.chain(*budget.ranges), PARTS):
+            for layer, part in itertools.product(itertools.chain(*budget.ranges()), PARTS):
                 share = getattr(budget, part)
                 if share is not None:
                     shares[layer, part] = share

@@ -113,6 +113,6 @@ class PositionTracker:
             return next((index for index in indices if index > last_step), indices[0])
         if self._timestep is not None and timestep > self._timestep:
             self._start(self._schedule, self._steps)
-        step = self._step + (timestep != self._timestep)
+        is_next = timestep != self._timestep
         self._timestep = timestep
-        return step
+        return self._step + 1 if is_next else self._step

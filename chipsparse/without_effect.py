@@ -126,7 +126,7 @@ def _budgets(plan: SparsityPlan) -> Iterator[tuple[str, Any, str]]:
         shares: dict[Part, Any] = {"attention": budget.attention, "mlp": budget.mlp}
         if set(shares.values()) == {None}:
             yield f"layers[{place}]", budget.layers, "it names neither attention nor mlp"
-        own = list(itertools.chain(*budget.ranges))
+        own = list(itertools.chain(*budget.ranges()))
         for part, share in shares.items():
             reason = _why_not_sparse(plan, part) or _why_not_sparse(plan, part, own)
             if share not in (None, "dense") and reason is not None:

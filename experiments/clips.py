@@ -261,7 +261,11 @@ def _step_result(
         place = places[len(before) : len(before) + 1]
         records = [record for record in report.steps if record.place in place]
     actions = dict.fromkeys(record.action.value for record in records)
-    section = before[-1].section + (step <= before[-1].step) if before else 0
+    section = 0
+    if before:
+        section = before[-1].section
+        if step <= before[-1].step:
+            section += 1
     return StepResult(
         step=step,
         action="dense" if report is None else "+".join(actions),

@@ -73,10 +73,11 @@ class Page:
     @property
     def blocks(self):
         """All blocks of code; a fence stands before the first line of its block."""
+        first_line = {"fence": 2, "code_block": 1}
         return [
-            Block(token.info.strip(), token.content, token.map[0] + 1 + (token.type == "fence"))
+            Block(token.info.strip(), token.content, token.map[0] + first_line[token.type])
             for token in self.tokens
-            if token.type in ("fence", "code_block")
+            if token.type in first_line
         ]
 
     @property

@@ -261,9 +261,10 @@ def facts_of(pipe):
 
 
 def bits(tensor):
-    if tensor is not None:
-        raw = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
-        return tensor.shape, tensor.dtype, raw
+    if tensor is None:
+        return None
+    raw = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.shape, tensor.dtype, raw
 
 
 class Soak:

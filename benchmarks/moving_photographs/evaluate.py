@@ -227,12 +227,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: Run) -> None:
     """Makes the clips that are missing, paired with dense; merges them in one process."""
     begun = time.monotonic()
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     if args.tiny:
         vars(args).update(TINY)
     if args.count:
         if device.type == "cuda":
-            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(device)
         _make(args, device, dtype, begun + args.limit)
     if world == 1:
@@ -283,8 +283,8 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
     every_way = ways(lab.steps, **options)
     known = {str(entry): entry for entry in every_way if re.search(args.case, str(entry))}
     run_name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{name} {generation_of(shared)}")
-    rank = int(os.environ.get("RANK", 0))
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", "0"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     # So narrow layers, which stand for wide ones, would stay dense by their time.
     every_part_pays = mock.patch.object(layer_times, "LEAST_GAIN", -math.inf)
     with every_part_pays, lab.prepared(compiled=False):

@@ -155,8 +155,9 @@ class Flow:
     def __call__(self, transformer: Any, clean: Tensor, words: Tensor, canvas: Canvas) -> Tensor:
         count = len(clean)
         device = clean.device
-        words = words * (torch.rand(count, 1, 1, device=device) > UNCONDITIONAL)
-        words = words * (torch.rand(*words.shape[:2], 1, device=device) > UNSAID)
+        captioned = torch.rand(count, 1, 1, device=device) > UNCONDITIONAL
+        said = torch.rand(*words.shape[:2], 1, device=device) > UNSAID
+        words = words * captioned * said
         even = torch.rand(count, device=device)
         bell = torch.randn(count, device=device) + 0.6
         levels = torch.where(torch.rand(count, device=device) < 0.5, bell.sigmoid(), even)
@@ -330,11 +331,11 @@ def started(args: argparse.Namespace, photographs: Photographs) -> tuple[Trainin
 
 def run(args: argparse.Namespace, begun: float) -> Training:
     """Trains in this call, which began at a time of `time.monotonic`."""
-    rank = int(os.environ.get("RANK", 0))
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", "0"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     device = torch.device("cpu")
     if torch.cuda.is_available() and not args.tiny:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = True
     if world > 1 and not dist.is_initialized():

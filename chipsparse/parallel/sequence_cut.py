@@ -48,7 +48,7 @@ class SequenceCut:
 def shares(total: int, ranks: int) -> tuple[int, ...]:
     """Return how many of ``total`` each rank has, as even as can be; the first ones have more."""
     small, more = divmod(total, ranks)
-    return tuple(small + (rank < more) for rank in range(ranks))
+    return tuple(small + 1 if rank < more else small for rank in range(ranks))
 
 
 def cut_sequence(

@@ -246,8 +246,9 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     for name, value in second.items():
         before = result.get(name)
         if name != WHOLE and isinstance(value, Mapping) and isinstance(before, Mapping):
-            value = {**before, **value}
-        result[name] = value
+            result[name] = {**before, **value}
+        else:
+            result[name] = value
     return result
 
 

@@ -110,10 +110,11 @@ def _gap_errors(
     """
     steps = np.arange(trajectory.steps)
     times = trajectory.times
-    behind = weights * (steps > start)
+    behind = np.where(steps > start, weights, 0.0)
     outputs = np.eye(trajectory.steps)
     held = behind[:, None] * (outputs - outputs[start])
-    forecast = reuse.forecast * (steps >= reuse.forecast_after * trajectory.steps)
+    first_forecast = reuse.forecast_after * trajectory.steps
+    forecast = np.where(steps >= first_forecast, reuse.forecast, 0.0)
     reaches = behind * forecast * (times - times[start])
     return held.cumsum(axis=0)[start:], reaches.cumsum()[start:]
 

@@ -104,7 +104,7 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
             name: max(argument(name) or 0.0, argument(f"audio_{name}") or 0.0)
             for name in ("stg_scale", "modality_scale")
         }
-        return (scales["stg_scale"] > 0) + (scales["modality_scale"] > 1)
+        return [scales["stg_scale"] > 0, scales["modality_scale"] > 1].count(True)
 
     def order_inputs(self, arguments: dict[str, Any]) -> None:
         if not self.moves_tokens:

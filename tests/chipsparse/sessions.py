@@ -57,7 +57,9 @@ def call(session, context, layout):
         generator = torch.Generator().manual_seed(10 * context.step + layer)
         shape = (layout.batch, 2, layout.tokens, 8)
         query, key, value = torch.randn(3, *shape, generator=generator)
-        outputs.append(attend(session, layer, query + (context.branch == "uncond"), key, value))
+        if context.branch == "uncond":
+            query = query + 1
+        outputs.append(attend(session, layer, query, key, value))
         hidden = torch.randn(layout.batch, layout.mlp_tokens(layer), 16, generator=generator)
         weights = weights_of(layer, layout.kind(layer).intermediate_size)
         outputs.append(session.mlp[layer](session.state, hidden, weights))

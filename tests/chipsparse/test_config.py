@@ -28,7 +28,7 @@ def test_budgets_of_layers():
     config = SparsityConfig(layers=listed)
     expected = LayerBudget(layers="12", attention=0.2), LayerBudget(layers="0-1, 56", mlp="dense")
     assert config.layers == expected
-    assert config.layers[1].ranges == (range(0, 2), range(56, 57))
+    assert config.layers[1].ranges() == (range(0, 2), range(56, 57))
     assert config.layers[1].last == 56
     assert SparsityConfig().override({"layers": listed}) == config
     assert SparsityConfig(**dataclasses.asdict(config)) == config

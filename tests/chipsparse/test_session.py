@@ -142,7 +142,8 @@ def test_a_branch_is_freed_after_its_last_step(guided_steps, offload, monkeypatc
     choices = watch_choices(monkeypatch, session)
     held = []
     for step in range(4):
-        for branch in ("cond", "uncond")[: 1 + (step < guided_steps)]:
+        branches = ("cond", "uncond") if step < guided_steps else ("cond",)
+        for branch in branches:
             one_call(session, step, branch, steps=4)
             held.append(session.cache_bytes())
     guided = guided_steps == 4

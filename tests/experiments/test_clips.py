@@ -52,9 +52,9 @@ def test_steps_of_sections_have_their_own_actions():
     pipe = make()
     places = [(section, step) for section in range(sections) for step in range(6)]
     done = lambda step, action, _: shown.append((step, action))  # noqa: E731
-    for report, actions in ((None, ["dense"] * 6), ("patched", taken)):
+    for patched, actions in ((False, ["dense"] * 6), (True, taken)):
         shown = []
-        with chipsparse.enable(pipe, config) if report else contextlib.nullcontext() as handle:
+        with chipsparse.enable(pipe, config) if patched else contextlib.nullcontext() as handle:
             report = handle and handle.report
             steps = clips.time_steps(pipe, call, seed=0, display=done, report=report)
         assert [(each.section, each.step) for each in steps] == places

@@ -109,8 +109,8 @@ def test_a_cache_in_fp8(backend, block_size, gated, rows, dtype, device):
     new = units_of(cache)
     scale = scale.double()
     untouched = torch.ones_like(old, dtype=torch.bool)
-    for b, tokens, listed, exact in listed_activations(layer, neurons, **options):
-        exact = exact / scale[b, tokens]
+    for b, tokens, listed, activations in listed_activations(layer, neurons, **options):
+        exact = activations / scale[b, tokens]
         found = new[b, tokens][:, listed]
         # Half of the distance of two numbers of e4m3, and what float32 rounds before.
         bound = exact.abs().clamp(2.0**-6, 448) / 16

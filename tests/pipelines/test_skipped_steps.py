@@ -70,11 +70,8 @@ def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
         assert type(skip) is type(sparse)
         assert isinstance(skip, tuple) is not return_dict
         made = list(map(streams, (refresh, sparse, skip)))
-        for before, last, again in zip(*made, strict=True):
-            if isinstance(last, list):
-                before = before[0]
-                last = last[0]
-                again = again[0]
+        for three in zip(*made, strict=True):
+            before, last, again = (each[0] if isinstance(each, list) else each for each in three)
             if last is not None:
                 assert torch.equal(again, last)
                 assert not torch.equal(last, before)

@@ -140,7 +140,8 @@ def test_working_memory_of_gates_of_weights_in_fp8_and_of_recorded_calls():
 )
 def test_working_memory_covers_what_uncompiled_blocks_took_on_a_gpu(kinds, heads, grid, measured):
     """GiB above weights and caches on one NVIDIA H200; benchmarks/notes/memory.md."""
-    layout = ModelLayout(kinds, heads, 128, 1, (grid,), text_tokens=512 * (heads == 24))
+    text_tokens = 512 if heads == 24 else 0
+    layout = ModelLayout(kinds, heads, 128, 1, (grid,), text_tokens=text_tokens)
     config = SparsityConfig().override({"attention.density": 0.15})
     estimate = memory_plan.working_bytes(SparsityPlan(config, layout, 5), dtype=HALF) / GIB
     assert measured < estimate < 1.7 * measured

@@ -51,7 +51,9 @@ class MadeUpLab:
         made = Candidate(tried, config, STEPS)
         sparse = made.schedule.actions.count(Action.SPARSE)
         full = STEPS - made.schedule.actions.count(Action.SKIP) - sparse
-        psnr = 20 + 2 * full + self.sparse_db * sparse - 3 * (prompt == 4)
+        psnr = 20 + 2 * full + self.sparse_db * sparse
+        if prompt == 4:
+            psnr -= 3
         psnr += self.corrected_db * config.schedule.correct + self.mlp_db * config.mlp.is_sparse
         seconds = self.step_seconds().generation(made)
         self.made[config, prompt] = seconds / 20.5

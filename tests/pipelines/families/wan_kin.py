@@ -37,7 +37,9 @@ def animate_arguments(latents, timestep, branch, **_):
     batch, _, frames, rows, columns = latents.shape
     mask_and_picture = random(1, LATENT_CHANNELS + 4, frames, rows, columns, seed=5)
     pose = random(1, LATENT_CHANNELS, frames - 1, rows, columns, seed=6)
-    face = random(1, 3, 4 * (frames - 2) + 1, FACE, FACE, seed=7) * (branch == "cond")
+    face = random(1, 3, 4 * (frames - 2) + 1, FACE, FACE, seed=7)
+    if branch != "cond":
+        face = torch.zeros_like(face)
     pictures, poses, faces = (
         part.to(latents).repeat(batch, 1, 1, 1, 1) for part in (mask_and_picture, pose, face)
     )
