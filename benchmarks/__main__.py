@@ -39,7 +39,10 @@ COMMANDS = {
     "parallel": Command(steps.run_parallel, steps, dtypes=("bfloat16", "float32")),
     "equal-work": Command(equal_work.run, equal_work, dtypes=("float16", "float32")),
     "noisy-samplers": Command(
-        noisy_samplers.run, noisy_samplers, noisy_samplers.COLUMNS, ("float32", "float32")
+        noisy_samplers.run,
+        noisy_samplers,
+        noisy_samplers.COLUMNS,
+        ("float32", "float32"),
     ),
     "photographs": Command(evaluate.run, evaluate, dtypes=("bfloat16", "float32")),
 }

@@ -75,7 +75,10 @@ CASES = {
 
 
 def query_key_value(
-    case: Case, *, device: torch.device, dtype: torch.dtype
+    case: Case,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Normal ``[B, H, N, D]``, views of ``[B, N, H, D]`` as the models' projections give them."""
     generator = torch.Generator(device).manual_seed(0)
@@ -98,7 +101,12 @@ def index_lists(lists: Lists, columns: int, count: int, *, device: torch.device)
 
 
 def column_sums(
-    lists: Lists, columns: int, *, block_size: int, device: torch.device, dtype: torch.dtype
+    lists: Lists,
+    columns: int,
+    *,
+    block_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """Heavy-tailed sums ``[B, H, G, M]``: a block's add up to about its rows, as weights do."""
     generator = torch.Generator(device).manual_seed(0)
@@ -108,7 +116,11 @@ def column_sums(
 
 
 def packed_masks(
-    lists: Lists, columns: int, density: float, *, device: torch.device
+    lists: Lists,
+    columns: int,
+    density: float,
+    *,
+    device: torch.device,
 ) -> tuple[torch.Tensor, int]:
     """Packed bits uint8 ``[B, H, G, ceil(M / 8)]`` of random columns, and the largest count."""
     generator = torch.Generator(device).manual_seed(3)

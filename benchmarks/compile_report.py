@@ -127,7 +127,7 @@ def instructions(code: str) -> list[Instruction]:
                 opcode,
                 int(target[1], 16) if target else None,
                 not always if opcode == "BRA" else bool(predicate),
-            )
+            ),
         )
     return found
 

@@ -106,7 +106,11 @@ class _MetaTensors(TorchFunctionMode):
         self.device = device
 
     def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if function == torch.Tensor.device.__get__:
             return self.device
@@ -119,7 +123,10 @@ class _MetaTensors(TorchFunctionMode):
 
 
 def case(
-    launch: Callable[..., Any], *arguments: Any, capability: int = HOPPER, **options: Any
+    launch: Callable[..., Any],
+    *arguments: Any,
+    capability: int = HOPPER,
+    **options: Any,
 ) -> CompiledCase:
     return CompiledCase(partial(launch, *arguments, **options), capability)
 

@@ -137,7 +137,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def quality_rows(
-    clips: Sequence[Record], axis: Axis, shares: Mapping[str, float] = TARGETS
+    clips: Sequence[Record],
+    axis: Axis,
+    shares: Mapping[str, float] = TARGETS,
 ) -> list[dict[str, str]]:
     """Mean (worst) PSNR of every method at each share, in its best variant there; our lead.
 

@@ -153,7 +153,10 @@ def rivals(steps: int) -> Iterator[Entry]:
 
 @contextmanager
 def with_cache(
-    run: Any, entry: Entry, made: Counter[Any], compiled: Callable[[Any], Any]
+    run: Any,
+    entry: Entry,
+    made: Counter[Any],
+    compiled: Callable[[Any], Any],
 ) -> Iterator[list[str]]:
     """Puts an entry's cache on the transformer for the time being.
 

@@ -190,7 +190,10 @@ def attention(
 
 
 def check_selection(
-    mask: torch.Tensor, column_sums: torch.Tensor, keep_count: int, where: object
+    mask: torch.Tensor,
+    column_sums: torch.Tensor,
+    keep_count: int,
+    where: object,
 ) -> Errors:
     """Checks how many columns a row keeps, and how many of the largest are among them.
 
@@ -210,7 +213,11 @@ def check_selection(
 
 
 def dense(
-    inputs: Inputs, settings: Settings, *, with_sums: bool = False, in_fp8: bool = False
+    inputs: Inputs,
+    settings: Settings,
+    *,
+    with_sums: bool = False,
+    in_fp8: bool = False,
 ) -> Kernel:
     """`dense_attention` or `dense_attention_column_sums`, the latter with lse of a dense run.
 
@@ -236,7 +243,10 @@ def dense(
         rounded = fp8_quantization(*inputs.qkv, rotate=True)
         options: dict[str, Any] = {"block_size_q": rows} if with_sums else {}
         result = fp8_dense_attention(
-            rounded, lse_previous=tensors.get("lse"), **options, backend=name
+            rounded,
+            lse_previous=tensors.get("lse"),
+            **options,
+            backend=name,
         )
         return tuple(tensor for tensor in result if tensor is not None)
 
@@ -294,7 +304,11 @@ def selection(inputs: Inputs, settings: Settings) -> Kernel:
     count = settings.kept(case.density, case.tokens)
     form = {"device": inputs.device}
     sums = cases.column_sums(
-        inputs.lists(rows), case.tokens, block_size=rows, dtype=inputs.dtype, **form
+        inputs.lists(rows),
+        case.tokens,
+        block_size=rows,
+        dtype=inputs.dtype,
+        **form,
     )
 
     def check(packed: torch.Tensor, sample: Sample) -> Errors:
@@ -371,7 +385,10 @@ class Layer:
         weights = (self.hidden, self.up, self.up_bias, self.mean)
         count = self.neurons.shape[2]
         return neuron_selection(
-            *weights, keep_count=count, block_size=self.block_size, backend=backend
+            *weights,
+            keep_count=count,
+            block_size=self.block_size,
+            backend=backend,
         )
 
     def change(self, neurons: torch.Tensor, backend: str) -> torch.Tensor:

@@ -195,7 +195,8 @@ def to_fp8(transformer: Any, blocks: Sequence[str]) -> None:
     # Kernels around the products are compiled as everywhere else: torchao would also tune each of
     # them, for minutes.
     config = quantization.Float8DynamicActivationFloat8WeightConfig(
-        granularity=quantization.PerRow(), set_inductor_config=False
+        granularity=quantization.PerRow(),
+        set_inductor_config=False,
     )
     for name in blocks:
         quantization.quantize_(getattr(transformer, name), config)
@@ -387,7 +388,15 @@ def minimax_h3(tensors: Tensors) -> Step:
         time = number / STEPS  # of the video; the sound is ahead of it
         with torch.device("cpu"):
             timestep, which = steps.MiniMaxH3SetTimestepsStep.build_row_timesteps(
-                where[2], where[3], 0, 0, words, time, (1 + time) / 2, 1.0, 1.0
+                where[2],
+                where[3],
+                0,
+                0,
+                words,
+                time,
+                (1 + time) / 2,
+                1.0,
+                1.0,
             )
         own = {"timestep": timestep, "timestep_indices": which}
         return {**step(number), **{name: own[name].to(tensors.device) for name in own}}

@@ -31,7 +31,8 @@ SHIFT = 3.0
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "Euler, no noise": lambda: diffusers.FlowMatchEulerDiscreteScheduler(shift=SHIFT),
     "Euler, stochastic": lambda: diffusers.FlowMatchEulerDiscreteScheduler(
-        shift=SHIFT, stochastic_sampling=True
+        shift=SHIFT,
+        stochastic_sampling=True,
     ),
     "LCM": lambda: diffusers.FlowMatchLCMScheduler(shift=SHIFT),
     "LTX ancestral, eta 1": lambda: diffusers.LTXEulerAncestralRFScheduler(eta=1.0),
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
             for quality in QUALITIES:
                 schedule = profile.qualities[quality].schedule.at_cost(1.0)  # nothing sparse
                 config = profile.qualities[quality].override(
-                    {"schedule": schedule, "mlp.density": "dense"}
+                    {"schedule": schedule, "mlp.density": "dense"},
                 )
                 full = Schedule(schedule, steps).full_steps
                 assert full is not None
@@ -122,7 +123,11 @@ class Clips:
 
     @torch.no_grad()
     def _loop(
-        self, scheduler: Any, seed: int, steps: int, computed: Collection[int] | None
+        self,
+        scheduler: Any,
+        seed: int,
+        steps: int,
+        computed: Collection[int] | None,
     ) -> torch.Tensor:
         transformer = self._pipe.transformer
         device = transformer.device
@@ -137,7 +142,11 @@ class Clips:
             if computed is None or step in computed:
                 output = transformer(latents, timestep.expand(1), prompt, return_dict=False)[0]
             (latents,) = scheduler.step(
-                output, timestep, latents, generator=noise, return_dict=False
+                output,
+                timestep,
+                latents,
+                generator=noise,
+                return_dict=False,
             )
         return latents.float().cpu()
 

@@ -92,14 +92,16 @@ class StepPrices:
         if missing:
             raise ValueError(
                 f"no {' or '.join(missing)} step of {self.case} was measured with the config "
-                f"{self.digest}"
+                f"{self.digest}",
             )
         total = sum(self.by_action[action] * count for action, count in taken.items())
         return total / sum(taken.values())
 
 
 def measured_prices(
-    records: Iterable[Record], config: SparsityConfig, case: str = PRICED_AS
+    records: Iterable[Record],
+    config: SparsityConfig,
+    case: str = PRICED_AS,
 ) -> StepPrices:
     """The prices of a config's steps from records of ``python -m benchmarks steps``.
 
@@ -178,7 +180,7 @@ def _price(clip: Record, digest: str, prices: Mapping[str, StepPrices]) -> StepP
     way = ", ".join(filter(None, (clip["method"], clip["variant"], clip["setting"])))
     raise ValueError(
         f"{way}: no steps of a large model have its config {digest}; known are "
-        f"{', '.join(prices) or 'none'}"
+        f"{', '.join(prices) or 'none'}",
     )
 
 
@@ -201,5 +203,5 @@ def speed_of(quality: Record, speeds: Iterable[Record]) -> Record:
             return record
     raise ValueError(
         f"{name}: its quality is of the config {quality['config']}, its speed of "
-        f"{', '.join(str(record.get('config')) for record in of_name)}: measure one of them again"
+        f"{', '.join(str(record.get('config')) for record in of_name)}: measure one of them again",
     )

@@ -116,7 +116,11 @@ def _commit() -> str | None:
     command = ["git", "rev-parse", "--short", "HEAD"]
     try:
         result = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+            command,
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -52,7 +52,8 @@ def compiled_blocks(transformer: Any) -> Iterator[dict[str, int]]:
 
 
 def run_timed(
-    calls: Sequence[Callable[[], torch.Tensor]], device: torch.device
+    calls: Sequence[Callable[[], torch.Tensor]],
+    device: torch.device,
 ) -> tuple[list[float], list[torch.Tensor]]:
     """One time in ms and one output per call, in order. The host runs ahead of a GPU, as it may."""
     outputs = []

@@ -250,7 +250,11 @@ class Steps:
     """One model, run stock and patched."""
 
     def __init__(
-        self, model: FullModel, args: Namespace, device: torch.device, dtype: torch.dtype
+        self,
+        model: FullModel,
+        args: Namespace,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.model = model
         self.device = device
@@ -411,7 +415,9 @@ class Steps:
         return output
 
     def _timed(
-        self, run: Callable[[int], torch.Tensor], steps: Sequence[int]
+        self,
+        run: Callable[[int], torch.Tensor],
+        steps: Sequence[int],
     ) -> tuple[list[float], list[torch.Tensor]]:
         """Milliseconds and outputs of steps."""
         times, outputs = run_timed([partial(run, step) for step in steps], self.device)
@@ -429,7 +435,10 @@ class Steps:
         return statistics.median(times), dict(zip(compared, outputs, strict=True))
 
     def _compared(
-        self, config: SparsityConfig, of_it: SparsityConfig, expected: dict[int, torch.Tensor]
+        self,
+        config: SparsityConfig,
+        of_it: SparsityConfig,
+        expected: dict[int, torch.Tensor],
     ) -> Timed:
         """Measured steps of a config, with their errors among the facts."""
         if "sparse" in (of_it.schedule.actions or ()):

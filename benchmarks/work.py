@@ -24,7 +24,7 @@ from chipsparse.report.generation import GenerationReport, LayerRecord
 ON_CPU = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
         lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
-    )
+    ),
 }
 
 

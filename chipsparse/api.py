@@ -82,7 +82,7 @@ class Handle:
         if not kept:
             raise ValueError(
                 "no columns are kept now; call kept_columns() between the first refresh and the "
-                "last step of a generation, such as in callback_on_step_end"
+                "last step of a generation, such as in callback_on_step_end",
             )
         self.report.kept_columns = kept
         return kept
@@ -93,7 +93,7 @@ class Handle:
         if not (isinstance(layers, Iterable) and all(number in range(count) for number in numbers)):
             raise ValueError(
                 f"layers: expected numbers of blocks below {count}, as in [0, 1], got "
-                f"{shown(layers)}"
+                f"{shown(layers)}",
             )
         return frozenset(numbers)
 
@@ -157,7 +157,7 @@ class Handle:
         self._check_enabled()
         if self._is_open:
             raise RuntimeError(
-                "this handle's with block is open already, and its end restores the pipeline"
+                "this handle's with block is open already, and its end restores the pipeline",
             )
         self._is_open = True
         return self
@@ -194,7 +194,7 @@ class Handle:
 
 def _used_up() -> RuntimeError:
     return RuntimeError(
-        "this handle is used up: its pipeline was restored; call chipsparse.enable() again"
+        "this handle is used up: its pipeline was restored; call chipsparse.enable() again",
     )
 
 
@@ -284,7 +284,7 @@ def _check_types(*, parallel: Parallel | None, **switches: bool) -> None:
     if parallel is not None and not isinstance(parallel, Parallel):
         raise ValueError(
             f"parallel: expected a chipsparse.Parallel, got {shown(parallel)}; Parallel(ulysses=2) "
-            "has two processes share the tokens of each call"
+            "has two processes share the tokens of each call",
         )
 
 
@@ -370,7 +370,7 @@ def _find_transformers(pipe: Any) -> dict[str, torch.nn.Module]:
         if ADAPTER in vars(item) and (is_kept or _handle_of(item) is not replaced):
             raise ValueError(
                 f"this {type(item).__name__} is patched already; call disable() on its handle, or "
-                "chipsparse.disable(pipe), first"
+                "chipsparse.disable(pipe), first",
             )
     return transformers
 
@@ -379,11 +379,11 @@ def _components(pipe: Any) -> Mapping[str, Any]:
     if isinstance(pipe, type):
         raise ValueError(
             f"expected a loaded pipeline, got the class {pipe.__name__}; load one with "
-            f"{pipe.__name__}.from_pretrained(...)"
+            f"{pipe.__name__}.from_pretrained(...)",
         )
     if isinstance(pipe, torch.nn.Module):
         raise ValueError(
-            f"expected a pipeline, got a {type(pipe).__name__}; pass the pipeline that has it"
+            f"expected a pipeline, got a {type(pipe).__name__}; pass the pipeline that has it",
         )
     components = getattr(pipe, "components", None)
     if not isinstance(components, Mapping):
@@ -418,7 +418,7 @@ def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
     return ValueError(
         f"{type(pipe).__name__} has no transformer that chipsparse supports "
         f"({had or 'it has none'}); the command chipsparse models lists the {len(ADAPTERS)} "
-        "classes that have an adapter"
+        "classes that have an adapter",
     )
 
 
@@ -433,7 +433,7 @@ def _resolve(
         if quality is not None:
             raise ValueError(
                 f"quality={shown(quality)} is one of a profile's, and a SparsityConfig has none; "
-                "give one of the two"
+                "give one of the two",
             )
         return config, None
     if isinstance(config, Profile):
@@ -444,7 +444,7 @@ def _resolve(
         name = config if config in QUALITIES else DEFAULT_QUALITY
         raise ValueError(
             f"there is no file {shown(config)}; a quality is given by its name, as in "
-            f'enable(pipe, quality="{name}")'
+            f'enable(pipe, quality="{name}")',
         )
     elif isinstance(config, str | os.PathLike):
         profile = load_profile(config)
@@ -454,12 +454,12 @@ def _resolve(
         raise ValueError(
             f"expected a SparsityConfig, a Profile or the path of one, got {shown(config)}; "
             "chipsparse.SparsityConfig().override(...) makes a config of a dict such as "
-            "{'attention.density': 0.2}"
+            "{'attention.density': 0.2}",
         )
     if not profile.serves(transformer_class):
         raise ValueError(
             f"{profile.source} is a profile for {profile.model_class}, but the pipeline has a "
-            f"{transformer_class}"
+            f"{transformer_class}",
         )
     profile = profile if quality is None else profile.of_quality(quality)
     return profile.sparsity, profile.quality

@@ -15,7 +15,7 @@ from chipsparse.common.tensor_writes import is_compared, write_count
 # something else. Latents, timesteps, positions and outputs of ControlNets are not among them.
 CONDITIONS = re.compile(
     "encoder|pooled|embed|guidance|mask|cond|control_|pose_|face_|feats|kwargs|history|clean"
-    "|input_ids|fps"
+    "|input_ids|fps",
 )
 PLAIN = (bool, int, float, str, type(None))
 
@@ -63,7 +63,11 @@ class Conditioning:
     """
 
     def __init__(
-        self, arguments: Mapping[str, Any], others: Mapping[str, Any], *, undisturbed: bool = False
+        self,
+        arguments: Mapping[str, Any],
+        others: Mapping[str, Any],
+        *,
+        undisturbed: bool = False,
     ) -> None:
         watched = {name: value for name, value in arguments.items() if CONDITIONS.search(name)}
         self._undisturbed = undisturbed

@@ -158,7 +158,8 @@ class ScheduleConfig(Validated):
         "skipping says what is computed. null: everywhere",
     )
     skipping: SkippingConfig | None = option(
-        None, "the full steps where sparse ones cost more than sparse_at_most"
+        None,
+        "the full steps where sparse ones cost more than sparse_at_most",
     )
     forecast: float = share(
         0.0,
@@ -182,7 +183,9 @@ class ScheduleConfig(Validated):
         minimum=2,
     )
     refresh_every: int = option(
-        10, "after the warm-up, every this many steps is a refresh", minimum=1
+        10,
+        "after the warm-up, every this many steps is a refresh",
+        minimum=1,
     )
     actions: tuple[ActionName, ...] | None = option(
         None,
@@ -205,7 +208,7 @@ class ScheduleConfig(Validated):
         if first and "refresh" not in actions[:first]:
             raise ValueError(
                 f"actions[{first}]: a sparse step reads what a refresh recorded, and there is none "
-                "before it"
+                "before it",
             )
 
     @property
@@ -251,17 +254,17 @@ class ScheduleConfig(Validated):
         if (self.sparse_at_most is None) != (self.skipping is None):
             raise ValueError(
                 "sparse_at_most and skipping belong together: which steps are sparse up to a cost, "
-                "and which are computed beyond it"
+                "and which are computed beyond it",
             )
         if self.sparse_at_most is not None and self.full_share is None:
             raise ValueError(
                 f"sparse_at_most ({self.sparse_at_most:g}) needs full_share: the steps in full "
-                "where sparse ones are taken"
+                "where sparse ones are taken",
             )
         if self.sparse_at_most is not None and self.sparse_steps == 0:
             raise ValueError(
                 f"sparse_at_most ({self.sparse_at_most:g}) needs sparse_steps: the steps that are "
-                "sparse up to that cost"
+                "sparse up to that cost",
             )
 
     def _check_full(self) -> None:
@@ -270,12 +273,12 @@ class ScheduleConfig(Validated):
         if sparse and self.full_steps is None:
             raise ValueError(
                 f"sparse_steps ({shown(list(sparse))}) needs full_steps: the list of what is "
-                "computed in full"
+                "computed in full",
             )
         if not isinstance(self.sparse_steps, tuple) and self.sparse_steps > 1:
             raise ValueError(
                 "sparse_steps: expected a share of at most 1, or a list of steps, got "
-                f"{self.sparse_steps:g}"
+                f"{self.sparse_steps:g}",
             )
         if self.full_steps is None and self.full_share is None:
             return
@@ -283,19 +286,21 @@ class ScheduleConfig(Validated):
             raise ValueError(
                 f"full_steps ({shown(list(self.full_steps))}) and full_share "
                 f"({self.full_share:g}) exclude each other: both say which steps are computed in "
-                "full"
+                "full",
             )
         if self.full_share == 0:
             raise ValueError("full_share: expected a number above 0 and at most 1, got 0")
         for field, steps in (("full_steps", self.full_steps or ()), ("sparse_steps", sparse)):
             if any(step >= later for step, later in itertools.pairwise(steps)):
                 raise ValueError(
-                    f"{field}: expected steps in order, each of them once, got {shown(list(steps))}"
+                    f"{field}: expected steps in order, each of them once, "
+                    f"got {shown(list(steps))}",
                 )
         both = sorted({0, *(self.full_steps or ())} & set(sparse))
         if both:
             raise ValueError(
-                f"sparse_steps: {shown(both)} are computed in full, as full_steps or the first step"
+                f"sparse_steps: {shown(both)} are computed in full, as full_steps or the first "
+                "step",
             )
         name = "full_share" if self.full_steps is None else "full_steps"
         for other in PUBLISHED_FORM:
@@ -304,7 +309,7 @@ class ScheduleConfig(Validated):
             if value != default:
                 raise ValueError(
                     f"{name} takes the place of {other}, which is {value}: leave one of them out, "
-                    f"or set {other} back to {default}"
+                    f"or set {other} back to {default}",
                 )
 
 
@@ -317,7 +322,8 @@ class LayerBudget(Validated):
     """
 
     layers: str = option(
-        "", "a layer, such as 12, a range with both its ends, such as 10-19, or several: 0-1,56"
+        "",
+        "a layer, such as 12, a range with both its ends, such as 10-19, or several: 0-1,56",
     )
     attention: float | Dense | None = share(
         None,
@@ -341,7 +347,7 @@ class LayerBudget(Validated):
             if last < first:
                 raise ValueError(
                     "layers: expected a layer such as 12, a range such as 10-19, or several such "
-                    f"as 0-1,56; got {self.layers!r}"
+                    f"as 0-1,56; got {self.layers!r}",
                 )
             ranges.append(range(first, last + 1))
         return tuple(ranges)
@@ -436,7 +442,8 @@ class SparsityConfig(Validated):
         "always: whatever it saves",
     )
     backend: Literal["auto", "reference"] = option(
-        "auto", "auto: the fastest kernels that can run; or reference"
+        "auto",
+        "auto: the fastest kernels that can run; or reference",
     )
     # What is taken where nobody asks for anything else, which is not noted where it has no effect;
     # None: the defaults. `over` sets it, and it counts for nothing in comparisons.
@@ -454,7 +461,7 @@ class SparsityConfig(Validated):
                         both = range(max(layers[0], other[0]), min(layers[-1], other[-1]) + 1)
                         if both:
                             raise ValueError(
-                                f"layers[{place}].{part}: layer {both[0]} has a budget already"
+                                f"layers[{place}].{part}: layer {both[0]} has a budget already",
                             )
                     named.append(layers)
 
@@ -488,7 +495,7 @@ class SparsityConfig(Validated):
         for path, value in values.items():
             if not isinstance(path, str):
                 raise ValueError(
-                    f"override: expected paths of fields such as {example}, got {shown(path)}"
+                    f"override: expected paths of fields such as {example}, got {shown(path)}",
                 )
             *groups, name = path.split(".")
             inner = data

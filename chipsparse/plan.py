@@ -37,7 +37,7 @@ class SparsityPlan:
             if budget.last >= count:
                 raise ConfigError(
                     f"layers[{place}].layers: names layer {budget.last}, but this model has "
-                    f"{count} layers, 0 to {count - 1}"
+                    f"{count} layers, 0 to {count - 1}",
                 )
 
     @cached_property
@@ -165,7 +165,7 @@ class SparsityPlan:
         if self.config.attention.in_fp8 and self.layout.tokens < FP8_PAYS_TOKENS:
             notes.append(
                 f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
-                f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)"
+                f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)",
             )
         return notes
 

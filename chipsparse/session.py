@@ -235,7 +235,7 @@ class Session:
         self.recorder.begin(record, plan, device)
         if changed is not None and action is not plan.step_action(context.step):
             self.report.fall_back(
-                f"calls run in full where {changed} changes: what was kept before is not used"
+                f"calls run in full where {changed} changes: what was kept before is not used",
             )
         if left_alone:
             self.report.fall_back(f"calls of branch {context.branch} run dense: {why_not_cached}")
@@ -280,7 +280,12 @@ class Session:
         return _Generation(budgets, number, caching, order=order)
 
     def _admit(
-        self, name: str, device: torch.device, demand: MemoryDemand, *, is_first: bool
+        self,
+        name: str,
+        device: torch.device,
+        demand: MemoryDemand,
+        *,
+        is_first: bool,
     ) -> None:
         """Makes room for the caches of a branch, and says which layers run dense without any."""
         generation = self._generation

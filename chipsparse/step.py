@@ -104,7 +104,7 @@ class PositionTracker:
         if read_timestep is None:
             raise ValueError(
                 "cannot tell the denoising step: the pipeline gives neither "
-                "cache_context(..., step_index=...) nor a timestep"
+                "cache_context(..., step_index=...) nor a timestep",
             )
         timestep = read_timestep()
         indices = [index for index, value in enumerate(self._values) if value == timestep]

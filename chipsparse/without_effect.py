@@ -134,7 +134,9 @@ def _budgets(plan: SparsityPlan) -> Iterator[tuple[str, Any, str]]:
 
 
 def _why_not_sparse(
-    plan: SparsityPlan, part: Part, layers: Sequence[int] | None = None
+    plan: SparsityPlan,
+    part: Part,
+    layers: Sequence[int] | None = None,
 ) -> str | None:
     """Return why no layer, or none of these, is sparse; None where one is."""
     reasons = {plan.dense.get((layer, part)) for layer in layers or range(plan.layout.layers)}

@@ -42,7 +42,7 @@ IN_FULL = SparsityConfig().override(
         "mlp.density": "dense",
         "schedule.actions": ["dense"],
         "tile": None,
-    }
+    },
 )
 
 
@@ -242,7 +242,7 @@ def _run(
                 raise
             raise UserError(
                 f"{type(pipe).__name__} needs the Python package ftfy; install it with pip install "
-                "ftfy"
+                "ftfy",
             ) from error
     seconds = now() - start - shown
     if not steps:
@@ -251,7 +251,10 @@ def _run(
 
 
 def _step_result(
-    step: int, seconds: float, before: Sequence[StepResult], report: GenerationReport | None
+    step: int,
+    seconds: float,
+    before: Sequence[StepResult],
+    report: GenerationReport | None,
 ) -> StepResult:
     """The step behind those before; its number begins anew with each section."""
     records: list[StepRecord] = []

@@ -184,7 +184,11 @@ class Experiment:
         return made, record
 
     def _compare(
-        self, way: Way, sample: Sample, dense: np.ndarray, made: np.ndarray
+        self,
+        way: Way,
+        sample: Sample,
+        dense: np.ndarray,
+        made: np.ndarray,
     ) -> dict[str, Any]:
         """The values of a record that say how far a clip is from dense; writes its frames."""
         if way is self.dense_way:

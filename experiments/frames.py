@@ -81,7 +81,7 @@ def check_fit(a: np.ndarray, b: np.ndarray, *, names: tuple[str, str] = ("a", "b
         if of_a != of_b:
             raise ValueError(
                 f"{names[0]} has {of_a} {what} and {names[1]} has {of_b}; only clips of one size "
-                "and length can be compared"
+                "and length can be compared",
             )
 
 

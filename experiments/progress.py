@@ -22,7 +22,10 @@ class Progress:
         """Replaces the planned work: names with costs in dense generations."""
 
     def working(
-        self, name: str, *, step_costs: Sequence[float] = ()
+        self,
+        name: str,
+        *,
+        step_costs: Sequence[float] = (),
     ) -> AbstractContextManager[None]:
         """The time in which a planned work is done."""
         return nullcontext()
@@ -32,7 +35,11 @@ class Progress:
         return nullcontext()
 
     def denoising(
-        self, title: str, steps: int, *, plain_lines: int = 5
+        self,
+        title: str,
+        steps: int,
+        *,
+        plain_lines: int = 5,
     ) -> AbstractContextManager[StepDone]:
         """The time of one denoising loop, with at most so many lines where there is no bar."""
         return nullcontext(lambda step, action, latents: None)

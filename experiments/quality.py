@@ -119,7 +119,7 @@ def _video(a: Video) -> torch.Tensor:
         raise ValueError(f"a video is [frames, height, width, channels], got the shape {shape}")
     if not tensor.is_floating_point():
         raise ValueError(
-            f"a video holds floats in [0, 1], got {tensor.dtype}; divide 8-bit values by 255"
+            f"a video holds floats in [0, 1], got {tensor.dtype}; divide 8-bit values by 255",
         )
     return tensor
 

@@ -93,7 +93,10 @@ class MagRatios:
     def _measure(self) -> dict[str, Any]:
         def make() -> None:
             self.maker.make(
-                self.sample.prompt, seed=CALIBRATION_SEED, title=CALIBRATION, work=CALIBRATION
+                self.sample.prompt,
+                seed=CALIBRATION_SEED,
+                title=CALIBRATION,
+                work=CALIBRATION,
             )
 
         try:

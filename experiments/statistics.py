@@ -55,7 +55,11 @@ def draws(count: int) -> np.ndarray:
 
 
 def interval(
-    values: Sequence[float], statistic: Statistic, drawn: np.ndarray, *, level: float = LEVEL
+    values: Sequence[float],
+    statistic: Statistic,
+    drawn: np.ndarray,
+    *,
+    level: float = LEVEL,
 ) -> Estimate:
     """Return the mean or the median with its percentile interval.
 

@@ -61,14 +61,14 @@ class Store:
             raise UserError(
                 f"{path} is not a results file of this version: it is of kind "
                 f"{stamp.get('kind')} and format {stamp.get('format')}, not {self.kind} and "
-                f"{FORMAT}; name another file, or move it away"
+                f"{FORMAT}; name another file, or move it away",
             )
         theirs = content["about"]
         for name in {**theirs, **self.about}:
             if theirs.get(name) != self.about.get(name):
                 raise UserError(
                     f"{path} was measured with {name} {_short(theirs.get(name))}, not "
-                    f"{_short(self.about.get(name))}; name another file, or move it away"
+                    f"{_short(self.about.get(name))}; name another file, or move it away",
                 )
         return stamp
 

@@ -91,7 +91,7 @@ def measure_rates(device: torch.device) -> Rates:
         kernels = FastestKernel()
         operations = 4.0 * SIDE**2 * HEADS * HEAD_DIM
         attention = operations / seconds(
-            lambda: dense_attention(query, key, value, kernels=kernels, backend="library")
+            lambda: dense_attention(query, key, value, kernels=kernels, backend="library"),
         )
         source, target = torch.zeros(2, COPIED, dtype=torch.uint8, device=device)
         memory = 2.0 * COPIED / seconds(lambda: target.copy_(source))

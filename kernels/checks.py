@@ -48,7 +48,10 @@ class BlockChunk:
 
 
 def block_chunks(
-    rows: int, block_size: int, bytes_per_block: int, limit_bytes: int
+    rows: int,
+    block_size: int,
+    bytes_per_block: int,
+    limit_bytes: int,
 ) -> Iterator[BlockChunk]:
     """Cuts rows into chunks of whole blocks within the limit; a ragged last block stands alone."""
     full = rows // block_size
@@ -81,7 +84,10 @@ def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def check_shape(
-    name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    name: str,
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Raises ``ValueError`` where a tensor is not of this shape, and of this dtype if given."""
     if dtype is not None:

@@ -121,7 +121,10 @@ def gluon(module: str, function: str, *reasons: Reason, not_auto: Reason | None 
 
 
 def triton_or_reference(
-    package: str, function: str, *reasons: Reason, triton_package: str | None = None
+    package: str,
+    function: str,
+    *reasons: Reason,
+    triton_package: str | None = None,
 ) -> tuple[Backend, Backend]:
     """Return the backends of most operations: a Triton kernel and the definition.
 

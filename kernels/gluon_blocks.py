@@ -61,7 +61,9 @@ def stages(
 ):  # fmt: skip
     """Shared memory of the stages: tokens or changes, weight rows, and barriers full and empty."""
     w_layout: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=SWIZZLE, element_bitwidth=16, rank=2
+        swizzle_byte_width=SWIZZLE,
+        element_bitwidth=16,
+        rank=2,
     )
     barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
     rows_smem = gl.allocate_shared_memory(DTYPE, ROWS, rows_desc.layout)

@@ -83,7 +83,9 @@ def write_sums(sums_ptr, smem, sizes, parts, stride_g, TILE: gl.constexpr, PART_
                 halves = gl.sum(halves, 1)
                 part = first_part + gl.arange(0, 2, gl.SliceLayout(1, halves.type.layout))
                 column = first_column(t, tiles, TILE) + gl.arange(
-                    0, TILE, gl.SliceLayout(0, halves.type.layout)
+                    0,
+                    TILE,
+                    gl.SliceLayout(0, halves.type.layout),
                 )
                 rows = part.to(gl.int64) * stride_g
                 mask = (part < parts)[:, None] & (column < M)[None, :]

@@ -20,7 +20,12 @@ def padded_rows(rows: int) -> int:
 
 
 def empty_token_contiguous(
-    like: torch.Tensor, batch: int, rows: int, columns: int, *, dtype: torch.dtype | None = None
+    like: torch.Tensor,
+    batch: int,
+    rows: int,
+    columns: int,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """An uninitialized ``[batch, rows, columns]`` whose rows (tokens) are contiguous."""
     padded = padded_rows(rows)

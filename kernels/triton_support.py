@@ -56,7 +56,10 @@ def unaligned_reason(**tensors: torch.Tensor | None) -> str | None:
 
 
 def attention_unsupported_reason(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *_: object,
 ) -> str | None:
     """Return why the attention kernels cannot run on these tensors, or None."""
     if (reason := not_half_reason(query) or _head_size_reason(query)) is not None:
@@ -121,7 +124,10 @@ def hopper_unsupported_reason(device: torch.device) -> str | None:
 
 
 def mlp_unsupported_reason(
-    hidden: torch.Tensor, weight: torch.Tensor, gate_weight: torch.Tensor | None, *_: object
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    gate_weight: torch.Tensor | None,
+    *_: object,
 ) -> str | None:
     """Return why the kernels of an MLP's first layer cannot run on its tensors, or None."""
     if (reason := not_half_reason(hidden)) is not None:

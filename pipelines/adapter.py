@@ -81,7 +81,7 @@ PASSES_OVER = "skip_layers", "spatio_temporal_guidance_blocks"
 # that come, go, are fused or scaled, pictures that count more. Offloading replaces the rest, too.
 COMPUTES = re.compile(
     r"\b_modules\.|\.(scaling|merged_adapters|_active_adapter|_disable_adapters)\b"
-    r"|\.processor\.scale\b|^_hf_peft_config_loaded$|^peft_config\b"
+    r"|\.processor\.scale\b|^_hf_peft_config_loaded$|^peft_config\b",
 )
 UNREAD = "the pipeline's ControlNet runs at skipped steps too, which do not read its outputs"
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
@@ -230,7 +230,7 @@ class ModelAdapter(PatchedFamily):
                 if not self._is_guided():
                     raise ValueError(
                         "Parallel(guidance=2) needs a pipeline that guides: give it a guidance "
-                        "scale above 1, or use Parallel(guidance=1)"
+                        "scale above 1, or use Parallel(guidance=1)",
                     )
                 if not guidance.computes(context):
                     return self.wrap_output(guidance.output(None), arguments)
@@ -245,7 +245,10 @@ class ModelAdapter(PatchedFamily):
                 with self._dense_attention(arguments):
                     self.session.say_if_all_dense()
                     result = self.session.graphs.run(
-                        model_call, state, self.execution.device, self._not_captured_reason
+                        model_call,
+                        state,
+                        self.execution.device,
+                        self._not_captured_reason,
                     )
                 ended = self._guidance_ended(context.generation)
                 self.session.end(self.held_output(result), is_last_branch=ended)
@@ -256,7 +259,10 @@ class ModelAdapter(PatchedFamily):
             return self.wrap_output(guidance.output(self.held_output(result)), arguments)
 
     def _run_with_gradients(
-        self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+        self,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Any,
     ) -> Any:
         """Runs a call as without chipsparse; in a known loop it stands in the report as dense."""
         self._refuse_split("gradients are recorded; call it under torch.no_grad()")
@@ -283,7 +289,10 @@ class ModelAdapter(PatchedFamily):
         return result
 
     def _run_outside(
-        self, context: StepContext, arguments: dict[str, Any], model_call: Callable[[], Any]
+        self,
+        context: StepContext,
+        arguments: dict[str, Any],
+        model_call: Callable[[], Any],
     ) -> Any:
         """Runs a call as without chipsparse; it stands in the report as dense."""
         record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
@@ -414,7 +423,7 @@ class ModelAdapter(PatchedFamily):
         """Raises `ValueError` where other processes run it too, and there is a reason."""
         if self.team is not None and reason is not None:
             raise ValueError(
-                f"this {type(self.transformer).__name__} cannot run on several processes: {reason}"
+                f"this {type(self.transformer).__name__} cannot run on several processes: {reason}",
             )
 
     def _locate(self, arguments: dict[str, Any]) -> StepContext:
@@ -504,7 +513,7 @@ class ModelAdapter(PatchedFamily):
         if plan is not None and not plan.is_dense():
             self.session.report.fall_back(
                 "some steps run dense as the first ones do, to record anew: the model goes on in "
-                f"{execution} instead of {before}"
+                f"{execution} instead of {before}",
             )
 
     def _look_at_modules(self, changed: str | None) -> None:
@@ -611,7 +620,9 @@ class ModelAdapter(PatchedFamily):
         for processor, other in zip(self._processors, self._unpatched_backends, strict=True):
             if hasattr(processor, "_attention_backend"):
                 self._attention_patches.set_attribute(
-                    processor, "_attention_backend", attention_backend(other)
+                    processor,
+                    "_attention_backend",
+                    attention_backend(other),
                 )
 
     @contextlib.contextmanager
@@ -678,7 +689,8 @@ class ModelAdapter(PatchedFamily):
         return f"its processor {type(processor).__name__} does not dispatch its attention"
 
     def _dense_attention(
-        self, arguments: dict[str, Any]
+        self,
+        arguments: dict[str, Any],
     ) -> contextlib.AbstractContextManager[None]:
         """Gives the attention back for a call in which none of it can run sparse, and says so.
 
@@ -745,7 +757,7 @@ class ModelAdapter(PatchedFamily):
         if getattr(self.transformer, "is_cache_enabled", False):
             self._refuse_sharing(
                 "a cache of diffusers on it decides from the tokens of one process what to pass "
-                "over; call disable_cache() on the transformer"
+                "over; call disable_cache() on the transformer",
             )
         skips = self.session.plan is not None and self.session.plan.schedule.skips_any
         if self.session.wants_attention or skips:

@@ -62,7 +62,8 @@ def _operation(fake: Callable[..., torch.Tensor]) -> Callable[[T], T]:
 
 
 def _under_autocast(
-    function: Callable[..., torch.Tensor], device_type: str
+    function: Callable[..., torch.Tensor],
+    device_type: str,
 ) -> Callable[..., torch.Tensor]:
     """An op under ``torch.autocast``: its tensors, and weights that it fetches, get one dtype."""
     fetches = "dtype" in inspect.signature(function).parameters
@@ -110,7 +111,7 @@ def _find(tag: torch.Tensor) -> tuple[ModelAdapter, int]:
     if runner is None:
         raise RuntimeError(
             "a copy of a layer that chipsparse had patched is called after its model was restored; "
-            "make the copy after chipsparse.disable(pipe)"
+            "make the copy after chipsparse.disable(pipe)",
         )
     if runner.session.state is None and not runner.is_calling:
         runner.called_outside()
@@ -136,7 +137,9 @@ def self_attention(
 
 @_operation(lambda hidden, *_: hidden.new_empty(hidden.shape))
 def feed_forward(
-    hidden: torch.Tensor, tag: torch.Tensor, dtype: torch.dtype | None = None
+    hidden: torch.Tensor,
+    tag: torch.Tensor,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Feed-forward layer of the tagged block, from and to ``[B, N, C]``."""
     runner, layer = _find(tag)
@@ -146,7 +149,10 @@ def feed_forward(
 
 @_operation(lambda hidden, _, channels, *__: hidden.new_empty((*hidden.shape[:-1], channels)))
 def parallel_feed_forward(
-    hidden: torch.Tensor, tag: torch.Tensor, channels: int, dtype: torch.dtype | None = None
+    hidden: torch.Tensor,
+    tag: torch.Tensor,
+    channels: int,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Feed-forward layer beside the attention of the tagged block, and their common projection.
 
@@ -250,7 +256,9 @@ def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:
         _parallel_config: Any = None,
     ) -> torch.Tensor:
         tag, attn_mask = _read_tag(
-            attn_mask, _parallel_config, other_kind=is_causal or dropout_p > 0
+            attn_mask,
+            _parallel_config,
+            other_kind=is_causal or dropout_p > 0,
         )
         if tag is not None:
             if enable_gqa:  # our kernels want a key for each head of the queries
@@ -258,14 +266,25 @@ def _dispatcher(over: Any) -> Callable[..., torch.Tensor]:
                 key, value = (states.repeat_interleave(shared, dim=2) for states in (key, value))
             return torch.ops.chipsparse.self_attention(query, key, value, tag, scale)
         return attention_dispatch.dispatch_attention_fn(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, backend=over
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            backend=over,
         )
 
     return dispatched
 
 
 def _read_tag(
-    mask: torch.Tensor | None, parallel_config: Any, *, other_kind: bool
+    mask: torch.Tensor | None,
+    parallel_config: Any,
+    *,
+    other_kind: bool,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The tag of a call and its mask; no tag where the call is not for our op."""
     if isinstance(parallel_config, torch.Tensor):
@@ -274,7 +293,7 @@ def _read_tag(
     elif parallel_config is not None:
         raise ValueError(
             "enable_parallelism() was called on a patched transformer; call it before "
-            "chipsparse.enable()"
+            "chipsparse.enable()",
         )
     elif mask is not None and mask.dtype == torch.int64 and mask.ndim == 1:
         tag = mask

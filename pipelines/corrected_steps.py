@@ -148,10 +148,12 @@ class StepCorrection:
         if last is None:
             return None
         records = itertools.takewhile(
-            lambda record: record.place == last.place, reversed(self._report.steps)
+            lambda record: record.place == last.place,
+            reversed(self._report.steps),
         )
         actions, branches, restarted = zip(
-            *((record.action, record.branch, record.restarted) for record in records), strict=True
+            *((record.action, record.branch, record.restarted) for record in records),
+            strict=True,
         )
         kind = _kind({*actions})
         return None if kind is None else Made(last.step, kind, frozenset(branches), any(restarted))

@@ -106,7 +106,7 @@ class DenoisingLoop:
         if self._running_loop is not None:
             raise RuntimeError(
                 "a generation is going on, and another one would end it; call "
-                "handle.generation() behind it, and not in a callback"
+                "handle.generation() behind it, and not in a callback",
             )
         self._done = None
         try:
@@ -122,7 +122,9 @@ class DenoisingLoop:
 
     @contextlib.contextmanager
     def _running(
-        self, loop: Literal["own", "user's", "left"], scheduler: Any = None
+        self,
+        loop: Literal["own", "user's", "left"],
+        scheduler: Any = None,
     ) -> Iterator[None]:
         outer = self._running_loop, self._other_scheduler
         self._running_loop = loop
@@ -262,13 +264,13 @@ def check_denoises(pipe: Any) -> None:
         names = ", ".join(pipe._blocks.sub_blocks) or type(pipe._blocks).__name__
         raise ValueError(
             f"this {type(pipe).__name__} has no denoising loop (its blocks: {names}); enable "
-            "chipsparse on the pipeline whose blocks denoise"
+            "chipsparse on the pipeline whose blocks denoise",
         )
     models = {name: item for name, item in pipe.components.items() if "transformer" in name}
     if all(item is None for item in models.values()):
         raise ValueError(
             f"this {type(pipe).__name__} has not loaded its {' and '.join(models)} yet; call "
-            "load_components() or update_components() on it first"
+            "load_components() or update_components() on it first",
         )
 
 
@@ -349,12 +351,14 @@ def check_scheduler(scheduler: Any) -> None:
         raise ValueError(
             f"{type(scheduler).__name__} calls the transformer {calls} times per denoising step, "
             "which chipsparse does not support; use a scheduler that calls it once, such as "
-            "FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"
+            "FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler",
         )
 
 
 def value_passed_as(
-    timestep: Any, schedule: Any, change: Callable[[torch.Tensor], torch.Tensor] = lambda v: v
+    timestep: Any,
+    schedule: Any,
+    change: Callable[[torch.Tensor], torch.Tensor] = lambda v: v,
 ) -> float | None:
     """The only value of a schedule that a pipeline passes as this timestep; waits for the device.
 

@@ -50,12 +50,14 @@ def check_undivided(model: torch.nn.Module) -> None:
         raise ValueError(
             f"this {type(model).__name__} is split over {', '.join(sorted(names))}; chipsparse "
             "runs a transformer on one device: load the pipeline with a device_map that leaves it "
-            "whole, or call enable_model_cpu_offload()"
+            "whole, or call enable_model_cpu_offload()",
         )
 
 
 def _execution_device(
-    model: torch.nn.Module, weight: torch.Tensor, hidden: torch.Tensor
+    model: torch.nn.Module,
+    weight: torch.Tensor,
+    hidden: torch.Tensor,
 ) -> torch.device:
     """The weights' device; of those that are brought for the call, where they are brought to."""
     if weight.device.type not in ("cpu", "meta"):

@@ -120,7 +120,12 @@ class ModelFamily:
 
     @classmethod
     def sizes(
-        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+        cls,
+        config: Mapping[str, Any],
+        *,
+        grids: tuple[Grid, ...],
+        text_tokens: int,
+        batch: int,
     ) -> ModelLayout:
         """The sizes of a call with these grids of tokens, and so many of text."""
         heads, head_dim = cls.heads(config)
@@ -138,7 +143,12 @@ class ModelFamily:
 
     @classmethod
     def planned_layout(
-        cls, config: Mapping[str, Any], *, latents: Grid, text_tokens: int = 0, batch: int = 1
+        cls,
+        config: Mapping[str, Any],
+        *,
+        latents: Grid,
+        text_tokens: int = 0,
+        batch: int = 1,
     ) -> ModelLayout:
         """The sizes of a call of an unloaded model: latents behind the VAE, text with padding."""
         grids = cls.grids(config, latents)

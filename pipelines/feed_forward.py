@@ -96,7 +96,11 @@ class FeedForwardSite:
         return self._made((up.weight, up.bias), (down.weight, down.bias), gate_weights, dtype)
 
     def _made(
-        self, up: Any, down: Any, gate: Any, dtype: torch.dtype | None
+        self,
+        up: Any,
+        down: Any,
+        gate: Any,
+        dtype: torch.dtype | None,
     ) -> MLPWeights | Fp8MLPWeights:
         """The weights of linears, of which each is a weight and a bias or None."""
         form = self._form
@@ -174,7 +178,9 @@ class PatchedParallelProjection(PatchedModule):
     def chipsparse_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """``[B, N, C]`` from the attention output and the layer's input ``[B, N, A + C]``."""
         return torch.ops.chipsparse.parallel_feed_forward(
-            hidden_states, self.chipsparse_tag, self.out_features
+            hidden_states,
+            self.chipsparse_tag,
+            self.out_features,
         )
 
 
@@ -226,7 +232,9 @@ class ParallelFeedForward(FeedForwardSite):
         return Linears(up, out)
 
     def parallel_weights(
-        self, width: int, dtype: torch.dtype | None
+        self,
+        width: int,
+        dtype: torch.dtype | None,
     ) -> tuple[MLPWeights | Fp8MLPWeights, torch.Tensor, torch.Tensor | None]:
         """The live weights of the layer, and weight and bias of the attention's projection.
 

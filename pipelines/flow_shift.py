@@ -29,7 +29,7 @@ def with_flow_shift(scheduler: Any, shift: float) -> Any:
     for spacing in SPACINGS:
         if config.get(spacing):
             raise ValueError(
-                f"{name} spaces its noise levels without a flow shift here ({spacing})"
+                f"{name} spaces its noise levels without a flow shift here ({spacing})",
             )
     if "shift" in config:
         return type(scheduler).from_config(config, shift=shift)

@@ -75,7 +75,11 @@ class HistoryAdapter(ModelAdapter):
         self._present = arguments[self.present_indices]
 
     def _order_present(
-        self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self,
+        _module: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
     ) -> Any:
         """Forward hook of the rotary embedding, which the model calls for each part."""
         indices = kwargs.get("frame_indices", args[0] if args else None)

@@ -95,7 +95,7 @@ def check_complete(location: str, absent: list[str]) -> None:
     if absent:
         raise UserError(
             f"the model {location} is incomplete: {INDEX} names {absent[0]}, but there is no "
-            f"folder {Path(location) / absent[0]}"
+            f"folder {Path(location) / absent[0]}",
         )
 
 
@@ -139,7 +139,7 @@ def _fetch(hub_name: str, name: str) -> Path:
         why = next(text for kind, text in reasons.items() if isinstance(error, kind))
         raise UserError(
             f"{hub_name} is neither a folder here nor a model that could be fetched from the "
-            f"Hugging Face hub: {why}"
+            f"Hugging Face hub: {why}",
         ) from error
 
 

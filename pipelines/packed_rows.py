@@ -14,7 +14,8 @@ DISABLE = "call chipsparse.disable(pipe) to run the model as it is"
 
 
 def read_video(
-    position_ids: torch.Tensor, video_indices: torch.Tensor
+    position_ids: torch.Tensor,
+    video_indices: torch.Tensor,
 ) -> tuple[Grid, torch.Tensor]:
     """The grid of the video that is generated, and its rows; waits for the device.
 
@@ -27,7 +28,7 @@ def read_video(
     video = video_indices.cpu()
     if video.numel() == 0:
         raise ValueError(
-            f"the packed sequence has no video rows, so nothing can run sparse; {DISABLE}"
+            f"the packed sequence has no video rows, so nothing can run sparse; {DISABLE}",
         )
     breaks = (video.diff() != 1).nonzero()
     first = int(breaks[-1]) + 1 if breaks.numel() else 0
@@ -37,13 +38,15 @@ def read_video(
         raise ValueError(
             f"the packed rows are in an order that is not known: the video's last "
             f"{last_rows.numel()}, from row {int(last_rows[0])} on, form no grid of frames, rows "
-            f"and columns by their position_ids; {DISABLE}"
+            f"and columns by their position_ids; {DISABLE}",
         )
     return grids[-1], video[-math.prod(grids[-1]) :]
 
 
 def video_last(
-    positions: torch.Tensor, video: torch.Tensor, tiles: torch.Tensor | None = None
+    positions: torch.Tensor,
+    video: torch.Tensor,
+    tiles: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The order of a sequence with its video behind all others; waits for the device.
 

@@ -44,7 +44,7 @@ class PaddedTextAdapter(ModelAdapter):
     tags_over_masks = True
     # Arguments with text, and that with the mask of each; the first text has a token at least.
     text_masks: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"encoder_hidden_states": "encoder_attention_mask"}
+        {"encoder_hidden_states": "encoder_attention_mask"},
     )
     rotary_name = "rope"
     last_name = "norm_out"
@@ -84,12 +84,14 @@ class PaddedTextAdapter(ModelAdapter):
             raise ValueError(
                 f"layers of this {type(self.transformer).__name__} are called outside of its own "
                 "call, where they would attend to the padding of the prompt; call the transformer "
-                "itself, or disable chipsparse first"
+                "itself, or disable chipsparse first",
             )
         return super().attention(layer)
 
     def cut_entering(
-        self, hidden: torch.Tensor, text: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        text: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """This process's share of the tokens; the video's are in order since its latents were."""
         assert self.split is not None
@@ -113,7 +115,9 @@ class PaddedTextAdapter(ModelAdapter):
         order = self.video_order()
         if order is not None:
             arguments["hidden_states"] = reorder_patches(
-                arguments["hidden_states"], patch_of(self._model.config), order
+                arguments["hidden_states"],
+                patch_of(self._model.config),
+                order,
             )
 
     def video_order(self) -> torch.Tensor | None:

@@ -139,7 +139,7 @@ class PatchedFamily(ModelFamily):
         if len(args) > len(self._argument_names):
             raise ValueError(
                 f"this {type(self.transformer).__name__} has a forward() that does not name all "
-                f"{len(args)} positional arguments it is called with; pass them by keyword"
+                f"{len(args)} positional arguments it is called with; pass them by keyword",
             )
         return {**dict(zip(self._argument_names, args, strict=False)), **kwargs}
 
@@ -222,7 +222,9 @@ class PatchedFamily(ModelFamily):
         return tensor if self.split is None else self.split.own_text(tensor, dim)
 
     def cut_entering(
-        self, hidden: torch.Tensor, text: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        text: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """This process's share of the grid's and the text's tokens in front of the blocks."""
         return hidden, self.own_text(text, 1)

@@ -106,7 +106,7 @@ class PipelineCalls:
                 if adapter.is_calling:
                     raise RuntimeError(
                         f"a call of this {type(adapter.transformer).__name__} is under way; "
-                        f"{BETWEEN_CALLS}"
+                        f"{BETWEEN_CALLS}",
                     )
             yield
 

@@ -71,7 +71,7 @@ class WholePatched(metaclass=StockLike):
         raise TypeError(
             f"cannot copy or pickle this {type(self).__name__} while chipsparse has it patched; "
             "call chipsparse.disable(pipe) first and enable it again afterwards "
-            "(save_pretrained works as it is)"
+            "(save_pretrained works as it is)",
         )
 
 

@@ -49,11 +49,19 @@ class JointProcessor(DispatchingProcessor):
         return self.attend(attn, *stated)
 
     def attend(
-        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
+        self,
+        attn: Any,
+        hidden: torch.Tensor,
+        text: torch.Tensor,
+        tag: torch.Tensor,
+        rotary: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Both streams after attention to each other."""
         query, key, value = _stream(
-            hidden, attn, [attn.to_q, attn.to_k, attn.to_v], [attn.norm_q, attn.norm_k, None]
+            hidden,
+            attn,
+            [attn.to_q, attn.to_k, attn.to_v],
+            [attn.norm_q, attn.norm_k, None],
         )
         others = _stream(
             text,
@@ -75,7 +83,9 @@ class JointProcessor(DispatchingProcessor):
 
 
 def dispatch(
-    processor: Any, *states: torch.Tensor, tag: torch.Tensor | None = None
+    processor: Any,
+    *states: torch.Tensor,
+    tag: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of q, k and v ``[B, N, H, D]`` on a processor's backend, as ``[B, N, H * D]``."""
     output = dispatch_attention_fn(
@@ -98,7 +108,10 @@ def normed(states: torch.Tensor, norm: Any | None) -> torch.Tensor:
 
 
 def _stream(
-    states: torch.Tensor, attention: Any, linears: list[Any], norms: list[Any]
+    states: torch.Tensor,
+    attention: Any,
+    linears: list[Any],
+    norms: list[Any],
 ) -> list[torch.Tensor]:
     """Query, key and value of one stream, behind their norms."""
     return [

@@ -116,5 +116,5 @@ _BY_REASON = {
 }
 # A test compares these with what diffusers has, so that classes of a new release are looked at.
 OTHER_CLASSES: Mapping[str, str] = MappingProxyType(
-    {name: reason for reason, names in _BY_REASON.items() for name in names.split()}
+    {name: reason for reason, names in _BY_REASON.items() for name in names.split()},
 )

@@ -48,7 +48,9 @@ class TensorFacts(Generic[Fact]):
     """
 
     def __init__(
-        self, read: Callable[..., Fact], undisturbed: Callable[[], bool] = lambda: False
+        self,
+        read: Callable[..., Fact],
+        undisturbed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._read = read
         self._undisturbed = undisturbed

@@ -45,7 +45,7 @@ def check_whole(name: str, model: torch.nn.Module) -> None:
             f"the weights of {name} are sharded (by FSDP or tensor parallelism), and chipsparse "
             "needs whole ones; load the model anew, or load_state_dict() into a plain one what "
             "torch.distributed.checkpoint.state_dict.get_model_state_dict() gathers with "
-            "full_state_dict=True"
+            "full_state_dict=True",
         )
 
 

@@ -172,7 +172,8 @@ def uncompiled(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "case", slow_unless(("flux_1280x768", "wan14b_720p", "z_image", "wan_vace", "cosmos3"), MODELS)
+    "case",
+    slow_unless(("flux_1280x768", "wan14b_720p", "z_image", "wan_vace", "cosmos3"), MODELS),
 )
 def test_steps_of_a_small_model(case, uncompiled, tmp_path):
     every = case in ("flux_1280x768", "wan14b_720p")

@@ -76,7 +76,8 @@ class WorkCounter(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("make", "rule"), [(tiny_wan_pipeline, "difference"), slow(tiny_flux_pipeline, "means")]
+    ("make", "rule"),
+    [(tiny_wan_pipeline, "difference"), slow(tiny_flux_pipeline, "means")],
 )
 def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule, monkeypatch):
     pipe = make()

@@ -86,7 +86,8 @@ def test_clips_depend_on_their_seed_alone(images):
 
 
 @pytest.mark.parametrize(
-    ("shape", "area"), [(0, math.pi), (1, 4 * 0.9**2), (2, 2 * (1.4 * 0.85) ** 2)]
+    ("shape", "area"),
+    [(0, math.pi), (1, 4 * 0.9**2), (2, 2 * (1.4 * 0.85) ** 2)],
 )
 def test_a_cover_has_its_area_and_moves_its_way(images, shape, area):
     still = Scene((layer(), layer(photograph=3, shape=shape)))  # white over black
@@ -211,7 +212,12 @@ def test_the_report_prices_clips_and_compares_the_shipped_qualities():
         made("dense", "", "x", None, work=1.0, **changes),
         *(
             made(
-                SKIPS, f"{n} in full", "x", float(n), calls={"dense": n, "skip": 50 - n}, **skipped
+                SKIPS,
+                f"{n} in full",
+                "x",
+                float(n),
+                calls={"dense": n, "skip": 50 - n},
+                **skipped,
             )
             for n in (6, 25)
         ),
@@ -314,7 +320,7 @@ LAYER = mlp_rules.FeedForward(
     *(
         torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / 4
         for seed, shape in enumerate(((64, 16), (64,), (16, 64), (16,)))
-    )
+    ),
 )
 
 
@@ -373,7 +379,7 @@ def test_a_simulated_rule_computes_what_our_sparse_layers_do(folder):
     call = {"prompt": "photograph1", "height": 128, "width": 128, "num_frames": 13}
     call |= {"num_inference_steps": 6, "guidance_scale": 3.0, "output_type": "latent"}
     dense = SparsityConfig().override(
-        {"mlp.density": "dense", "schedule.actions": ["dense", "refresh", "sparse"]}
+        {"mlp.density": "dense", "schedule.actions": ["dense", "refresh", "sparse"]},
     )
     sparse = dense.override({"mlp.density": 0.3, "backend": "reference"})
 

@@ -141,7 +141,7 @@ def tiny_chroma_pipeline(*, seed=0):
             text_encoder=tiny_text_encoder("T5", seed=seed + 2),
             tokenizer=tiny_tokenizer(),
             transformer=strong(transformer, 8, FLUX_OUTPUTS),
-        )
+        ),
     )
 
 

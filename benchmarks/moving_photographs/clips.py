@@ -217,7 +217,10 @@ def _way(layer: Layer, time: torch.Tensor, length: float) -> torch.Tensor:
 
 
 def _seen(
-    places: torch.Tensor, layer: Layer, time: torch.Tensor, turned: float = TURNED
+    places: torch.Tensor,
+    layer: Layer,
+    time: torch.Tensor,
+    turned: float = TURNED,
 ) -> torch.Tensor:
     """Places of the canvas as the zoomed and turned layer has them, ``[T, H, W, 2]``."""
     zoom = (ZOOMED * (layer.words["zoom"] - 1) * time).exp()[:, None, None]

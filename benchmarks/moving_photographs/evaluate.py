@@ -66,7 +66,7 @@ RIVALS = "|".join(
         r"SeaCache, order 0.* threshold 0.(2|35)$",
         r"SeaCache, order 1.* threshold (0.2|0.35|0.6|1)$",
         r"TaylorSeer, .*first 3, order 1, every [23469]$",
-    )
+    ),
 )
 # PSNR by speed-up of HunyuanVideo (540p to 720p, 50 steps), as their papers print it.
 PUBLISHED = {
@@ -104,7 +104,11 @@ def shipped() -> dict[str, SparsityConfig]:
 
 
 def ways(
-    steps: int, *, profiles: Sequence[Path] = (), lists: Sequence[str] = (), rules: bool = False
+    steps: int,
+    *,
+    profiles: Sequence[Path] = (),
+    lists: Sequence[str] = (),
+    rules: bool = False,
 ) -> list[Entry]:
     """All ways but dense: the shipped qualities, lists of ours, profiles, fewer steps, and caches.
 
@@ -205,7 +209,9 @@ def watched_dense() -> Any:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this command."""
     parser.add_argument(
-        "--checkpoint", type=Path, help="folder of the model; with --tiny that of a tiny training"
+        "--checkpoint",
+        type=Path,
+        help="folder of the model; with --tiny that of a tiny training",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the clips' records")
     parser.add_argument("--size", default="512x512x61", help="HEIGHTxWIDTHxFRAMES")

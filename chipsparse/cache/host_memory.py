@@ -96,7 +96,7 @@ class HostMemory:
             reason = str(error).splitlines()[0]
             notify(
                 f"{format_bytes(block.memory.numel())} of host memory for caches could not be "
-                f"pinned ({reason}): copies to the GPU are slower and hold up the host"
+                f"pinned ({reason}): copies to the GPU are slower and hold up the host",
             )
         else:
             # Holds the memory, so that its pages are unmapped after they were unpinned, not before.

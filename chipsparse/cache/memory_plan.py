@@ -109,7 +109,7 @@ class MemoryPlan:
             raise BudgetError(
                 f"not one layer's caches fit: all of them need {format_bytes(self.wanted)}, and "
                 f"besides weights and working memory there are {self.capacity} for them; raise "
-                "the budgets, make a smaller image or video, or run dense"
+                "the budgets, make a smaller image or video, or run dense",
             )
 
 
@@ -151,7 +151,10 @@ def plan_memory(
 
 
 def cache_needs(
-    plan: SparsityPlan, *, dtype: torch.dtype, dense: Collection[LayerPart] = ()
+    plan: SparsityPlan,
+    *,
+    dtype: torch.dtype,
+    dense: Collection[LayerPart] = (),
 ) -> list[PartNeed]:
     """Return the wish of each layer part for one branch, except for what is dense anyway."""
     config = plan.config
@@ -187,7 +190,11 @@ def _saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
 
 
 def worth_moving(
-    layer: int, sizes: Mapping[Part, Sizes], *, plan: SparsityPlan, dtype: torch.dtype
+    layer: int,
+    sizes: Mapping[Part, Sizes],
+    *,
+    plan: SparsityPlan,
+    dtype: torch.dtype,
 ) -> frozenset[Part]:
     """The parts of a layer that are faster with caches in host memory than dense.
 
@@ -203,7 +210,12 @@ def worth_moving(
         to_device, to_host = (sum(counts) for counts in zip((0, 0), *bytes_of, strict=True))
         dense = [part for part in PARTS if part not in moved]
         time = layer_time(
-            layer, Action.SPARSE, plan=plan, rates=rates, dtype=dtype, dense_parts=dense
+            layer,
+            Action.SPARSE,
+            plan=plan,
+            rates=rates,
+            dtype=dtype,
+            dense_parts=dense,
         )
         return max(time.total, max(to_device, to_host) / rates.link_rate(to_device, to_host))
 
@@ -247,7 +259,11 @@ def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindByte
 
 
 def working_bytes(
-    plan: SparsityPlan, *, dtype: torch.dtype, captured: int = 0, fp8_mlps: Collection[int] = ()
+    plan: SparsityPlan,
+    *,
+    dtype: torch.dtype,
+    captured: int = 0,
+    fp8_mlps: Collection[int] = (),
 ) -> int:
     """Return the estimated device memory of a transformer call besides weights and caches.
 

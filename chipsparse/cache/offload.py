@@ -242,7 +242,7 @@ class OffloadPool:
             if form.nbytes > planned:
                 raise RuntimeError(
                     f"{kind} of layer {key[1]} takes {form.nbytes} bytes ({list(tensor.shape)} in "
-                    f"{tensor.dtype}), and {planned} were planned"
+                    f"{tensor.dtype}), and {planned} were planned",
                 )
             place.forms[kind] = form
             views[kind] = form.view(slot.memory[kind])
@@ -255,7 +255,9 @@ class OffloadPool:
         for kind in tensors:
             count = place.forms[kind].nbytes
             slot.emptied = place.written = self._copies.to_host(
-                place.memory[kind][:count], slot.memory[kind][:count], [slot.used, place.read]
+                place.memory[kind][:count],
+                slot.memory[kind][:count],
+                [slot.used, place.read],
             )
             self._count(key, to_host=count)
 

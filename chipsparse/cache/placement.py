@@ -90,7 +90,11 @@ class Placement:
         return _total(self.host)
 
     def moved(
-        self, config: SparsityConfig, layer: int, part: Part, action: Action
+        self,
+        config: SparsityConfig,
+        layer: int,
+        part: Part,
+        action: Action,
     ) -> tuple[int, int]:
         """Return the bytes that a part reads from host memory in a step, and that it writes."""
         sizes = self.host.get((layer, part), {})

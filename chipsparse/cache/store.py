@@ -85,7 +85,11 @@ class CacheStore:
         return branch in self._branches
 
     def admit(
-        self, branch: str, plan: SparsityPlan, device: torch.device, demand: MemoryDemand
+        self,
+        branch: str,
+        plan: SparsityPlan,
+        device: torch.device,
+        demand: MemoryDemand,
     ) -> None:
         """Decide where the caches of a branch live, and allocate what is not on the device.
 
@@ -103,7 +107,7 @@ class CacheStore:
         except MemoryError as error:
             self._report.note(
                 f"host memory for caches was refused ({error}): they stay on the device as far as "
-                "they fit, and the other layers run dense"
+                "they fit, and the other layers run dense",
             )
             memory = self._plan(branch, plan, device, demand, host=False)
         self._branches[branch] = _Branch(plan, memory)
@@ -129,7 +133,10 @@ class CacheStore:
         if device.type == "cuda" and demand.captures:
             captured = max(demand.branches, len(self._branches) + 1)
         working = working_bytes(
-            plan, dtype=demand.dtype, captured=captured, fp8_mlps=demand.fp8_mlps.keys()
+            plan,
+            dtype=demand.dtype,
+            captured=captured,
+            fp8_mlps=demand.fp8_mlps.keys(),
         )
 
         def capacity_now(reserve: float | None = None) -> Capacity:

@@ -137,7 +137,9 @@ def with_caches(config: SparsityConfig, *, in_fp8: bool) -> SparsityConfig:
 
 
 def read_and_written(
-    config: SparsityConfig, part: Part, action: Action
+    config: SparsityConfig,
+    part: Part,
+    action: Action,
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return the tensors that an action of a layer reads, and those that it records or changes.
 
@@ -157,7 +159,12 @@ def read_and_written(
 
 
 def kind_bytes(
-    kind: str, layer: int, *, layout: ModelLayout, config: SparsityConfig, dtype: torch.dtype
+    kind: str,
+    layer: int,
+    *,
+    layout: ModelLayout,
+    config: SparsityConfig,
+    dtype: torch.dtype,
 ) -> int:
     """Return the bytes of one layer's tensor of a kind, for one guidance branch."""
     rows = layout.own_query_rows

@@ -43,7 +43,7 @@ def check_inputs_stay(writes: Iterable[Write], reads: Iterable[Path]) -> None:
         if path.is_symlink():
             raise UserError(
                 f"{option} {path} is a link to {os.readlink(path)}, which it would replace; name "
-                "the file itself, or remove the link"
+                "the file itself, or remove the link",
             )
 
 

@@ -26,7 +26,11 @@ _SHORT.maxother = 80
 
 
 def option(
-    default: Any, help: str, *, minimum: float | None = None, maximum: float | None = None
+    default: Any,
+    help: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
 ) -> Any:
     """Return a dataclass field with its help text and inclusive bounds."""
     return field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})

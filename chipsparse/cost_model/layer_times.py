@@ -256,7 +256,13 @@ def part_times(
     in_fp8 = fp8_mlps or {}
     return {
         (layer, part): part_seconds(
-            plan, layer, part, rates=rates, dtype=dtype, captured=captured, fp8=in_fp8.get(layer)
+            plan,
+            layer,
+            part,
+            rates=rates,
+            dtype=dtype,
+            captured=captured,
+            fp8=in_fp8.get(layer),
         )
         for part in PARTS
         for layer in range(plan.layout.layers)
@@ -265,7 +271,8 @@ def part_times(
 
 
 def slower_parts(
-    times: Mapping[tuple[int, Part], PartSeconds], rates: Rates
+    times: Mapping[tuple[int, Part], PartSeconds],
+    rates: Rates,
 ) -> dict[tuple[int, Part], str]:
     """Return the parts that run dense since a sparse step may be no faster, with the reason."""
     return {

@@ -18,7 +18,9 @@ from chipsparse.plan import Action, SparsityPlan
 
 
 def decided(
-    config: SparsityConfig, layout: ModelLayout, masked: Collection[Part] = ()
+    config: SparsityConfig,
+    layout: ModelLayout,
+    masked: Collection[Part] = (),
 ) -> SparsityConfig:
     """Return the config with the schedule that its `sparse_cost` at this layout leads to.
 
@@ -32,7 +34,9 @@ def decided(
 
 
 def sparse_cost(
-    config: SparsityConfig, layout: ModelLayout, masked: Collection[Part] = ()
+    config: SparsityConfig,
+    layout: ModelLayout,
+    masked: Collection[Part] = (),
 ) -> float | None:
     """Return the time of a sparse step over that of a dense one; None where no layer is sparse.
 
@@ -49,7 +53,12 @@ def sparse_cost(
     def seconds(action: Action) -> float:
         times = (
             layer_time(
-                layer, action, plan=plan, rates=Rates(), dtype=torch.bfloat16, dense_parts=masked
+                layer,
+                action,
+                plan=plan,
+                rates=Rates(),
+                dtype=torch.bfloat16,
+                dense_parts=masked,
             )
             for layer in layers
         )
@@ -59,7 +68,9 @@ def sparse_cost(
 
 
 def why_skipping(
-    config: SparsityConfig, plan: SparsityPlan, masked: Collection[Part] = ()
+    config: SparsityConfig,
+    plan: SparsityPlan,
+    masked: Collection[Part] = (),
 ) -> str | None:
     """Return why a plan skips steps that its config would have sparse; None where it does not.
 

@@ -53,7 +53,10 @@ class CudaCapturer:
             stream = torch.cuda.Stream()
             before = torch.cuda.current_stream()
             capturing = torch.cuda.graph(
-                graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+                graph,
+                pool=pool,
+                stream=stream,
+                capture_error_mode="thread_local",
             )
             cause: BaseException | None = None
             try:

@@ -79,7 +79,12 @@ class ModelState:
         return None
 
     def _keep(
-        self, name: str, container: Collection[Any], depth: int, *, objects: bool = True
+        self,
+        name: str,
+        container: Collection[Any],
+        depth: int,
+        *,
+        objects: bool = True,
     ) -> None:
         """Write down what a dict, list, tuple or set holds, and all that its values hold."""
         if not container:

@@ -121,7 +121,10 @@ class StepGraphs:
     """The captured sparse calls of one transformer, one for each guidance branch."""
 
     def __init__(
-        self, caches: CacheStore, report: GenerationReport, capturer: CudaCapturer | None = None
+        self,
+        caches: CacheStore,
+        report: GenerationReport,
+        capturer: CudaCapturer | None = None,
     ) -> None:
         self._caches = caches
         self._report = report
@@ -199,7 +202,10 @@ class StepGraphs:
         return result
 
     def _may_be_captured(
-        self, state: StepState, device: torch.device, not_captured_reason: Callable[[], str | None]
+        self,
+        state: StepState,
+        device: torch.device,
+        not_captured_reason: Callable[[], str | None],
     ) -> bool:
         """Return True where the open call does just what other sparse calls of its branch do."""
         if state.action is not Action.SPARSE or not state.captures:
@@ -221,7 +227,10 @@ class StepGraphs:
         self._report.note(f"sparse steps are not captured as a CUDA graph: {reason}")
 
     def _graph_for(
-        self, call: partial[Any], arguments: Arguments, record: StepRecord
+        self,
+        call: partial[Any],
+        arguments: Arguments,
+        record: StepRecord,
     ) -> StepGraph | None:
         """The captured call of the branch, captured now where the last one was like this one."""
         branch = record.branch

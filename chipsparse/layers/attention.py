@@ -143,7 +143,9 @@ class AttentionLayer:
         return self._shared.recorder.choices(
             ("attention", *kind_of(*inputs.tensors)),
             lambda: backend_choices(
-                inputs, block_size_q=config.block_size, in_fp8=config.attention.in_fp8
+                inputs,
+                block_size_q=config.block_size,
+                in_fp8=config.attention.in_fp8,
             ),
         )
 
@@ -182,7 +184,10 @@ class AttentionLayer:
         return Action.SPARSE
 
     def _columns_of_another_branch(
-        self, state: StepState, inputs: AttentionInputs, budget: AttentionBudget
+        self,
+        state: StepState,
+        inputs: AttentionInputs,
+        budget: AttentionBudget,
     ) -> tuple[Columns | None, AttentionBudget]:
         """Return what gives the packed columns that another branch chose now; and the budget."""
         query = inputs.query
@@ -234,7 +239,12 @@ class AttentionLayer:
         kinds = shared.caches.reads["attention", Action.SPARSE]
         with shared.kept_in_place(state.branch, cache, kinds):
             output = refresh_step(
-                cache, inputs, config=shared.config, budget=budget, columns=columns, give=give
+                cache,
+                inputs,
+                config=shared.config,
+                budget=budget,
+                columns=columns,
+                give=give,
             )
         if columns is None:
             self._chosen = _Choice(step, state.branch, state.plan, budget.most_columns)
@@ -248,7 +258,10 @@ def _receive(turns: HeadTurns | None) -> None:
 
 
 def backend_choices(
-    inputs: AttentionInputs, *, block_size_q: int, in_fp8: bool = False
+    inputs: AttentionInputs,
+    *,
+    block_size_q: int,
+    in_fp8: bool = False,
 ) -> dict[str, Choice]:
     """The backend that each operation on these tensors runs on, and why not on others."""
     query = inputs.query
@@ -261,7 +274,8 @@ def backend_choices(
         **(fp8_choices(inputs, block_size_q=block_size_q) if in_fp8 else {}),
         "dense_attention": dense_attention.choose(*inputs.tensors, backend=backend),
         "dense_attention_column_sums": dense_attention_column_sums.choose(
-            *in_blocks, backend=backend
+            *in_blocks,
+            backend=backend,
         ),
         "column_selection": column_selection.choose(sums, backend=backend),
         "packed_to_indices": packed_to_indices.choose(packed, backend=backend),
@@ -276,7 +290,10 @@ def _backend_name(choices: Mapping[str, Choice], action: Action, in_fp8: bool) -
 
 
 def dense_step(
-    cache: AttentionCache, inputs: AttentionInputs, *, in_fp8: bool = False
+    cache: AttentionCache,
+    inputs: AttentionInputs,
+    *,
+    in_fp8: bool = False,
 ) -> torch.Tensor:
     """Full attention ``[B, H, N, D]``; records the log-sum-exp (LSE)."""
     output, cache.lse = inputs.attend(in_fp8=in_fp8)
@@ -318,7 +335,11 @@ def refresh_step(
 
 
 def record_residual(
-    cache: AttentionCache, output: torch.Tensor, inputs: AttentionInputs, *, config: SparsityConfig
+    cache: AttentionCache,
+    output: torch.Tensor,
+    inputs: AttentionInputs,
+    *,
+    config: SparsityConfig,
 ) -> None:
     """Fills the residual cache and makes lists of the columns.
 
@@ -327,7 +348,10 @@ def record_residual(
     assert cache.columns is not None
     columns = inputs.key.shape[2]
     indices, counts = packed_to_indices(
-        cache.columns, columns, capacity=cache.capacity, backend=inputs.backend
+        cache.columns,
+        columns,
+        capacity=cache.capacity,
+        backend=inputs.backend,
     )
     cache.capacity = indices.shape[-1]
     cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
@@ -433,7 +457,10 @@ def sparse_step(
         assert cache.columns is not None
         assert cache.capacity is not None
         indices, counts = packed_to_indices(
-            cache.columns, inputs.key.shape[2], capacity=cache.capacity, backend=inputs.backend
+            cache.columns,
+            inputs.key.shape[2],
+            capacity=cache.capacity,
+            backend=inputs.backend,
         )
     else:
         indices, counts = cache.lists
@@ -452,7 +479,7 @@ def sparse_step(
         return column_sparse_attention.run(_with_means(call, config))
     # A head has no means before it is there.
     return turns.attend(
-        lambda heads: column_sparse_attention.run(_with_means(call.of_heads(heads), config))
+        lambda heads: column_sparse_attention.run(_with_means(call.of_heads(heads), config)),
     )
 
 

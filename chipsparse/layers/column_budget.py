@@ -48,7 +48,9 @@ class AttentionBudget:
 
 
 def static_columns(
-    layout: ModelLayout, of_user: torch.Tensor | None, device: torch.device
+    layout: ModelLayout,
+    of_user: torch.Tensor | None,
+    device: torch.device,
 ) -> torch.Tensor | None:
     """Return the columns that all query blocks keep, bool ``[N]``: the text's and the user's."""
     if layout.text_tokens == 0 and of_user is None:
@@ -99,7 +101,10 @@ class ColumnBudgets:
         return mask
 
     def kept(
-        self, packed: torch.Tensor, layout: ModelLayout, where: tuple[str, str, int]
+        self,
+        packed: torch.Tensor,
+        layout: ModelLayout,
+        where: tuple[str, str, int],
     ) -> KeptColumns:
         """Return the columns of one layer, uint8 ``[B, H, G, ceil(N / 8)]``."""
         return read_kept_columns(
@@ -125,27 +130,27 @@ def static_bits(columns: Any) -> frozenbitarray:
         raise ValueError(
             "static_columns: expected bools of shape [N], got "
             f"{str(columns.dtype).removeprefix('torch.')} of shape {list(columns.shape)} on "
-            f"{columns.device}"
+            f"{columns.device}",
         )
     if isinstance(columns, np.ndarray):
         if columns.dtype != np.bool_ or columns.ndim != 1:
             raise ValueError(
                 "static_columns: expected bools of shape [N], got "
-                f"{columns.dtype} of shape {list(columns.shape)}"
+                f"{columns.dtype} of shape {list(columns.shape)}",
             )
         columns = columns.tolist()
     if not isinstance(columns, bitarray):
         if not isinstance(columns, Iterable) or isinstance(columns, NO_LISTS):
             raise ValueError(
                 "static_columns: expected a bitarray, a bool array or a list of bools, got "
-                f"{type(columns).__name__}"
+                f"{type(columns).__name__}",
             )
         columns = list(columns)
         other = next((item for item in columns if not isinstance(item, (bool, np.bool_))), None)
         if other is not None:
             raise ValueError(
                 f"static_columns: expected True or False for each column, got {other!r}; numbers "
-                "of columns become bools with mask = [False] * N; mask[number] = True"
+                "of columns become bools with mask = [False] * N; mask[number] = True",
             )
         columns = [bool(item) for item in columns]
     if not columns:
@@ -160,5 +165,5 @@ def check_static_bits(bits: frozenbitarray, layout: ModelLayout) -> None:
         raise ValueError(
             f"static_columns has {len(bits)} columns, but this call has {layout.grid_tokens} video "
             f"or image tokens (frames x rows x columns: {grids}); text columns are always kept and "
-            "not among them"
+            "not among them",
         )

@@ -39,7 +39,10 @@ class AttentionInputs:
             output, lse, _ = fp8_dense_attention(self.rounded(), backend=self.backend)
         else:
             output, lse = dense_attention(
-                *self.tensors, scale=self.scale, kernels=self.kernels, backend=self.backend
+                *self.tensors,
+                scale=self.scale,
+                kernels=self.kernels,
+                backend=self.backend,
             )
         return output, lse
 
@@ -51,7 +54,10 @@ class AttentionInputs:
         head_dim = self.query.shape[-1]
         rotate = head_dim & (head_dim - 1) == 0
         return fp8_quantization(
-            *self.tensors, rotate=rotate, scale=self.scale, backend=self.backend
+            *self.tensors,
+            rotate=rotate,
+            scale=self.scale,
+            backend=self.backend,
         )
 
 

@@ -127,11 +127,17 @@ def backend_choices(
     return {
         "neuron_selection": neuron_selection.choose(*layer, cache.mean, backend=backend),
         "sparse_mlp_up": sparse_mlp_up.choose(
-            *layer, block_size, cache.activation, backend=backend
+            *layer,
+            block_size,
+            cache.activation,
+            backend=backend,
         ),
         # Of a delta, dtype and device decide: those of hidden.
         "sparse_mlp_down": sparse_mlp_down.choose(
-            hidden, weights.down, block_size, backend=backend
+            hidden,
+            weights.down,
+            block_size,
+            backend=backend,
         ),
     }
 
@@ -165,7 +171,10 @@ def dense_step(
         cache.mean = mean_preactivations(**read.first_layer(hidden, block_size, backend))
         if cache.in_fp8:
             activation, cache.token_scale = fp8_rows(
-                activation, headroom=FP8_HEADROOM, turned=True, backend=backend
+                activation,
+                headroom=FP8_HEADROOM,
+                turned=True,
+                backend=backend,
             )
         elif read is not weights:  # computed by the model's linears, not for the kernels
             choice = sparse_mlp_up.choose(hidden, read.up, read.gate, block_size, backend=backend)
@@ -199,7 +208,9 @@ def _second_linear(activation: torch.Tensor, weights: MLPWeights | Fp8MLPWeights
 
 
 def _add_second_linear(
-    activation: torch.Tensor, weights: MLPWeights | Fp8MLPWeights, onto: torch.Tensor
+    activation: torch.Tensor,
+    weights: MLPWeights | Fp8MLPWeights,
+    onto: torch.Tensor,
 ) -> torch.Tensor:
     """`_second_linear` added in place to ``onto``, contiguous ``[B, N, C]``.
 

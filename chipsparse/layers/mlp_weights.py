@@ -68,7 +68,10 @@ class MLPWeights:
         return F.linear(rows, weight, bias)
 
     def first_layer(
-        self, hidden: torch.Tensor, block_size: int, backend: str | None
+        self,
+        hidden: torch.Tensor,
+        block_size: int,
+        backend: str | None,
     ) -> dict[str, Any]:
         """Return the arguments that a `FirstLayerCall` has of these weights."""
         return {
@@ -135,7 +138,11 @@ class Fp8MLPWeights:
         def read(weight: torch.Tensor, *, turned: bool = False) -> torch.Tensor:
             numbers: Any = weight
             return fp8_dequantization(
-                numbers.qdata, numbers.scale, dtype=dtype, turned=turned, backend=backend
+                numbers.qdata,
+                numbers.scale,
+                dtype=dtype,
+                turned=turned,
+                backend=backend,
             )
 
         return MLPWeights.from_linears(
@@ -171,7 +178,9 @@ def fp8_form(weight: Any) -> Fp8Form | None:
 
 
 def part_of(
-    weight: torch.Tensor, rows: slice = slice(None), columns: slice = slice(None)
+    weight: torch.Tensor,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
 ) -> torch.Tensor:
     """Some rows or columns of a linear's weight, a view; also of one that has an `fp8_form`.
 

@@ -22,7 +22,9 @@ from chipsparse.step import StepContext
 
 
 def split_exact_rows(
-    tensor: torch.Tensor, layout: ModelLayout, dim: int
+    tensor: torch.Tensor,
+    layout: ModelLayout,
+    dim: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the rows that may run sparse and those before them that never do, as views.
 

@@ -29,7 +29,7 @@ class BranchColumns:
             if [other_step, other_action] != said[0][:2]:
                 raise PeerError(
                     f"{self._peers.names[0]} is at step {said[0][0]} ({said[0][1]}) and "
-                    f"{self._peers.names[rank]} at step {other_step} ({other_action})"
+                    f"{self._peers.names[rank]} at step {other_step} ({other_action})",
                 )
         # Prompts of other lengths in the sequence choose for themselves.
         alike = all(other_layout == said[0][2] for *_, other_layout in said)

@@ -32,7 +32,7 @@ class Parallel:
         if self.guidance > 2:
             raise ValueError(
                 f"guidance: pipelines have two branches, with the prompt and without, got "
-                f"{self.guidance}"
+                f"{self.guidance}",
             )
 
     @property

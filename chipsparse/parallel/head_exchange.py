@@ -73,7 +73,10 @@ class HeadExchange:
         self._windows: dict[str, Windows] = {}
 
     def windows(
-        self, name: str, shapes: Sequence[Sequence[tuple[int, ...]]], like: torch.Tensor
+        self,
+        name: str,
+        shapes: Sequence[Sequence[tuple[int, ...]]],
+        like: torch.Tensor,
     ) -> list[list[torch.Tensor]]:
         """Tensors of such shapes in each rank's window of a name; none in those out of reach.
 
@@ -100,7 +103,11 @@ class HeadExchange:
             # A bit larger, so that not every longer prompt needs a new one.
             nbytes += nbytes // 16
             self._windows[name] = Windows(
-                self.group.tokens, self.peers, nbytes, device, reached=self._reached
+                self.group.tokens,
+                self.peers,
+                nbytes,
+                device,
+                reached=self._reached,
             )
         windows = self._windows[name]
         views: list[list[torch.Tensor]] = [[] for _ in shapes]
@@ -149,7 +156,12 @@ class HeadExchange:
         received = sent.new_empty(sum(taken))
         with self.peers.exchange():
             work: Any = dist.all_to_all_single(
-                received, sent, taken, given, group=self.group.tokens, async_op=True
+                received,
+                sent,
+                taken,
+                given,
+                group=self.group.tokens,
+                async_op=True,
             )
 
         def wait(_kept: Any = sent) -> None:

@@ -50,7 +50,10 @@ class HeadTurns:
     """
 
     def __init__(
-        self, exchange: HeadExchange, states: Sequence[torch.Tensor], cut: SequenceCut
+        self,
+        exchange: HeadExchange,
+        states: Sequence[torch.Tensor],
+        cut: SequenceCut,
     ) -> None:
         self._exchange = exchange
         self._route = route = _route(exchange, cut, states[0])
@@ -152,7 +155,9 @@ def _new_route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> 
     of_all = [[_shifted(part, before[rank]) for part in within[rank]] for rank in ranks]
 
     def windows(
-        name: str, lengths: Callable[[int], list[int]], heads: list[int]
+        name: str,
+        lengths: Callable[[int], list[int]],
+        heads: list[int],
     ) -> list[list[torch.Tensor]]:
         shapes = [[(batch, n, heads[rank], width) for n in lengths(rank)] for rank in ranks]
         return exchange.windows(name, shapes, like)
@@ -219,7 +224,10 @@ def _parts(heads: int, parts: int) -> Sequence[int]:
 
 
 def _cut(
-    tensors: Sequence[torch.Tensor], which: slice, tokens: range, heads: range
+    tensors: Sequence[torch.Tensor],
+    which: slice,
+    tokens: range,
+    heads: range,
 ) -> tuple[torch.Tensor, ...]:
     """These tokens and heads of some tensors ``[B, N, H, D]``."""
     return tuple(

@@ -92,7 +92,7 @@ class Peers:
                     raise PeerError(
                         f"{self.names[0]} and {self.names[rank]} differ in {name}: {value} and "
                         f"{other.get(name)}; every process must be called with the same arguments "
-                        "and seed"
+                        "and seed",
                     )
 
     @contextlib.contextmanager

@@ -52,7 +52,12 @@ def shares(total: int, ranks: int) -> tuple[int, ...]:
 
 
 def cut_sequence(
-    layout: ModelLayout, ranks: int, rows: int, *, ring: int = 1, query_rows: int = 1
+    layout: ModelLayout,
+    ranks: int,
+    rows: int,
+    *,
+    ring: int = 1,
+    query_rows: int = 1,
 ) -> SequenceCut:
     """Return a cut where blocks of rows end that share a list of neurons or, in a ring, of columns.
 
@@ -107,7 +112,13 @@ class _Places:
         return None
 
     def cut(
-        self, first: int, last: int, pieces: int, *, whole: tuple[int, int], least: int = 1
+        self,
+        first: int,
+        last: int,
+        pieces: int,
+        *,
+        whole: tuple[int, int],
+        least: int = 1,
     ) -> list[int]:
         """Return the ends of so many pieces of the tokens from ``first`` to ``last``.
 
@@ -121,7 +132,7 @@ class _Places:
             raise ValueError(
                 f"{last - first:,} video or image tokens make {blocks} of "
                 f"{self.step} rows, fewer than the {pieces * least} that so many processes need; "
-                "use fewer processes or a larger size"
+                "use fewer processes or a larger size",
             )
         ends, start, end = [first], *whole
         for piece in range(1, pieces):
@@ -137,7 +148,7 @@ def check_heads(layout: ModelLayout, ranks: int) -> None:
     if layout.heads < ranks:
         raise ValueError(
             f"this model has {layout.heads} attention heads, fewer than the {ranks} processes that "
-            "are to share them; use fewer, or let them share the query rows (ring)"
+            "are to share them; use fewer, or let them share the query rows (ring)",
         )
 
 

@@ -27,7 +27,13 @@ class Windows:
     """
 
     def __init__(
-        self, group: Any, peers: Peers, nbytes: int, device: torch.device, *, reached: bool
+        self,
+        group: Any,
+        peers: Peers,
+        nbytes: int,
+        device: torch.device,
+        *,
+        reached: bool,
     ) -> None:
         self.nbytes = nbytes
         self._handle: Any = None

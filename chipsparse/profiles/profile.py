@@ -73,11 +73,13 @@ class _ProfileFile(Validated):
     description: str = option("", "what the profile is for and what was measured")
     generation: GenerationDefaults = option(GenerationDefaults(), "settings of the pipeline call")
     sparsity: SparsityConfig = option(
-        SparsityConfig(), "what is computed; where there are qualities, what they have in common"
+        SparsityConfig(),
+        "what is computed; where there are qualities, what they have in common",
     )
     medium: Medium = option("video", "whose named qualities it has: those of videos or of images")
     qualities: dict[str, Any] | None = option(
-        None, "by name, the fields of sparsity in which a quality differs; null: it has none"
+        None,
+        "by name, the fields of sparsity in which a quality differs; null: it has none",
     )
     tuned: TunedFor | None = option(None, "what it was tuned for and measured with")
 
@@ -223,7 +225,9 @@ def usual_qualities(medium: Medium) -> dict[str, dict[str, Any]]:
 
 
 def _read_qualities(
-    differing: Mapping[str, Any], common: Mapping[str, Any], usually: Mapping[str, Any]
+    differing: Mapping[str, Any],
+    common: Mapping[str, Any],
+    usually: Mapping[str, Any],
 ) -> dict[str, SparsityConfig]:
     """Return the configs of all qualities: usual fields, those in common, each one's own."""
     configs = {}
@@ -279,7 +283,10 @@ def _read(path: Path) -> Any:
 
 
 def find_profile(
-    model_folder: Path | str | None, transformer_class: str, *, experts: int = 1
+    model_folder: Path | str | None,
+    transformer_class: str,
+    *,
+    experts: int = 1,
 ) -> Profile:
     """Return the profile of a model: its folder's own, else that of its transformer class.
 
@@ -298,7 +305,7 @@ def find_profile(
     if transformer_class not in classes:
         raise ValueError(
             f"no profile for the model class {transformer_class}; the command chipsparse models "
-            f"lists the {len(classes)} classes that have one"
+            f"lists the {len(classes)} classes that have one",
         )
     of_two = PROFILES / "two-experts" / f"{transformer_class}.yaml"
     of_class = PROFILES / f"{transformer_class}.yaml"
@@ -335,12 +342,12 @@ def bundled_model(name: str = BUNDLED_MODELS[0]) -> Path:
     """
     if name not in BUNDLED_MODELS:
         raise UserError(
-            f"{shown(name)} is no bundled model; these are {' and '.join(BUNDLED_MODELS)}"
+            f"{shown(name)} is no bundled model; these are {' and '.join(BUNDLED_MODELS)}",
         )
     folder = ASSETS / name
     if not folder.is_dir():
         raise UserError(
             f"this installation of chipsparse came without the bundled model {name}; name a folder "
-            "or a hub model, or install chipsparse from its repository, which has it"
+            "or a hub model, or install chipsparse from its repository, which has it",
         )
     return folder

@@ -56,7 +56,9 @@ class TunedFor(Validated):
     guidance_scale: float | None = option(None, "as in generation")
     true_cfg_scale: float | None = option(None, "as in generation")
     flow_shift: float | None = option(
-        None, "of the scheduler, as --flow-shift; null: its own", minimum=0.0
+        None,
+        "of the scheduler, as --flow-shift; null: its own",
+        minimum=0.0,
     )
     dtype: str = option("", "of the weights")
     device: str = option("", "where it was measured")

@@ -67,7 +67,9 @@ def _seconds(timer: StepTimer | float | None) -> float | None:
 T = TypeVar("T")
 # A field that is neither written nor read.
 InMemory: TypeAlias = Annotated[
-    T, GetPydanticSchema(lambda _, handler: handler(Any)), Field(exclude=True)
+    T,
+    GetPydanticSchema(lambda _, handler: handler(Any)),
+    Field(exclude=True),
 ]
 # Fields that files have as numbers. A record waits for the device when it is written.
 Time: TypeAlias = Annotated[
@@ -409,7 +411,9 @@ class GenerationReport:
         planned = {name: PlannedSteps.of(plan) for name, plan in self.plans.items()}
         config = self.config_taken
         written: dict[str, Any] = TypeAdapter(GenerationReport).dump_python(
-            replace(self, versions=versions(), transformers=planned), mode="json", by_alias=True
+            replace(self, versions=versions(), transformers=planned),
+            mode="json",
+            by_alias=True,
         )
         asked = None if config is None else dataclasses.asdict(config)
         written["config"] = TypeAdapter(Any).dump_python(asked, mode="json")

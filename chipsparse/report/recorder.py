@@ -80,7 +80,9 @@ class CallRecorder:
             timer.stop()
 
     def choices(
-        self, kind: tuple[object, ...], choose: Callable[[], Mapping[str, Choice]]
+        self,
+        kind: tuple[object, ...],
+        choose: Callable[[], Mapping[str, Choice]],
     ) -> Mapping[str, Choice]:
         """Return the backend of each operation, chosen and reported once for a kind of layers."""
         if kind not in self._choices:
@@ -96,7 +98,7 @@ class CallRecorder:
             self._behind.add(part)
             self._report.fall_back(
                 f"{part_name(part)} runs in full at sparse steps where a layer had recorded "
-                f"nothing since the last refresh (first: layer {layer}, step {record.step})"
+                f"nothing since the last refresh (first: layer {layer}, step {record.step})",
             )
         return action
 
@@ -114,7 +116,7 @@ class CallRecorder:
                 layer, part = unknown[0]
                 self._report.fall_back(
                     f"{part_name(part)} of layer {layer} was computed by the model itself at "
-                    f"step {record.step}, which is sparse, for a reason that is not known"
+                    f"step {record.step}, which is sparse, for a reason that is not known",
                 )
 
     def _add_unseen(self, record: StepRecord, plan: SparsityPlan) -> list[tuple[int, Part]]:

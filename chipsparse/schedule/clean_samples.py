@@ -64,7 +64,10 @@ class CleanSampleForm(NamedTuple):
         return self.sample_scale * sample.float() - self.output_scale * output.float()
 
     def output(
-        self, sample: torch.Tensor, clean: torch.Tensor, otherwise: torch.Tensor
+        self,
+        sample: torch.Tensor,
+        clean: torch.Tensor,
+        otherwise: torch.Tensor,
     ) -> torch.Tensor:
         """Return the output that leads from latents to a clean sample, in the dtype of `otherwise`.
 
@@ -126,7 +129,9 @@ def _known_name(scheduler: Any) -> str | None:
 
 
 def _of_prediction(
-    prediction: str, signal: torch.Tensor, noise: torch.Tensor
+    prediction: str,
+    signal: torch.Tensor,
+    noise: torch.Tensor,
 ) -> CleanSampleForm | None:
     """Return the form for latents ``signal * clean + noise * (normal noise)``."""
     if prediction == "epsilon":
@@ -200,7 +205,11 @@ class NoisySteps:
         self.adds_noise = False
 
     def _keep(
-        self, sample: torch.Tensor, output: torch.Tensor, arguments: Mapping[str, Any], origin: Made
+        self,
+        sample: torch.Tensor,
+        output: torch.Tensor,
+        arguments: Mapping[str, Any],
+        origin: Made,
     ) -> None:
         """Keep the clean sample of a computed step, which the scheduler has counted."""
         counted = getattr(self._scheduler, "step_index", None)
@@ -217,7 +226,10 @@ class NoisySteps:
         self._noted(self._scheduler, form is not None)
 
     def _reused(
-        self, sample: torch.Tensor, output: torch.Tensor, arguments: Mapping[str, Any]
+        self,
+        sample: torch.Tensor,
+        output: torch.Tensor,
+        arguments: Mapping[str, Any],
     ) -> torch.Tensor:
         """Return the output that leads to the clean sample; the given one where none is known."""
         if not self._computed or self._computed[-1].tensor.shape != sample.shape:

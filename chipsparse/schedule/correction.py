@@ -170,7 +170,15 @@ class CorrectedSteps:
         free = None if tokens is None else (tokens == tokens.max())[..., None]
         paths = _three(latents)
         return _Gap(
-            made, made.step, schedule, level, clean, solver, paths, free, distance=abs(distance)
+            made,
+            made.step,
+            schedule,
+            level,
+            clean,
+            solver,
+            paths,
+            free,
+            distance=abs(distance),
         )
 
     def _goes_on(self, gap: _Gap, made: Made, given: dict[str, Any]) -> bool:

@@ -176,7 +176,7 @@ class Schedule:
         return [
             f"full_share {config.full_share:g} of only {run} steps lists {count} of them: such "
             "shares are made for some 50 steps; list more with full_steps, a larger full_share or "
-            "least_full"
+            "least_full",
         ]
 
 

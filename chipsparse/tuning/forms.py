@@ -50,7 +50,7 @@ class Form:
             **vars(self.reuse),
         )
         return with_sparse_mlp(base, self.sparse_mlp).override(
-            {"schedule": dataclasses.asdict(schedule), "attention.density": self.density}
+            {"schedule": dataclasses.asdict(schedule), "attention.density": self.density},
         )
 
 

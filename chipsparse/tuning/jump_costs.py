@@ -101,7 +101,10 @@ def drift(trajectory: Trajectory, reuse: Reuse, growth: float, full: Sequence[in
 
 
 def _gap_errors(
-    trajectory: Trajectory, reuse: Reuse, weights: np.ndarray, start: int
+    trajectory: Trajectory,
+    reuse: Reuse,
+    weights: np.ndarray,
+    start: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the weighted sums of the errors behind a full step, at ``c - start - 1`` up to c.
 

@@ -202,7 +202,9 @@ class Search:
 
 
 def halve(
-    rivals: Sequence[Rival], prompts: Sequence[int], score: Callable[[Rival, int], float]
+    rivals: Sequence[Rival],
+    prompts: Sequence[int],
+    score: Callable[[Rival, int], float],
 ) -> Rival:
     """Return the rival with the best mean score by successive halving.
 
@@ -222,7 +224,11 @@ def halve(
 
 
 def smallest(
-    low: int, high: int, start: int, passes: Callable[[int], bool], may_go_on: Callable[[], bool]
+    low: int,
+    high: int,
+    start: int,
+    passes: Callable[[int], bool],
+    may_go_on: Callable[[], bool],
 ) -> int | None:
     """Return the smallest number that passes; None where none is known to.
 

@@ -138,7 +138,7 @@ def few_steps() -> str:
                         "PSNR (worst), dB": f"{row['psnr']:.1f} ({row['worst']:.1f})",
                         "ahead of skips": ahead,
                         "worst clip": worst,
-                    }
+                    },
                 )
     return f"{table(rows, texts=2)}\n\n{source(clips, FEW_STEPS)}"
 
@@ -169,7 +169,9 @@ def sparse_mlp_rules() -> str:
 
 
 def _rule_row(
-    name: str, clips: Sequence[Record], curves: Mapping[int, list[tuple[float, float]]]
+    name: str,
+    clips: Sequence[Record],
+    curves: Mapping[int, list[tuple[float, float]]],
 ) -> dict[str, str]:
     psnrs = [decibels(clip) for clip in clips]
     levels = [at_share(curves[clip["seed"]], clip["cost"]) or 0.0 for clip in clips]
@@ -297,7 +299,7 @@ def what_was_measured() -> str:
                 "class of the transformer": f"`{name}`",
                 "speed": measured.runs,
                 "quality": measured.quality_text,
-            }
+            },
         )
     return f"{table(rows)}\n\nNothing was measured of {', '.join(others)}."
 
@@ -323,7 +325,7 @@ def full_size_8_bits() -> str:
                 STOCK: stock,
                 **{f"{name}, ms": _ms(record[f"{name}_ms"]) for name in STEP_COLUMNS},
                 "all steps": speedup,
-            }
+            },
         )
     return f"{table(rows, texts=3)}\n\n{source(records, file)}"
 
@@ -409,7 +411,7 @@ def sparse_mlp() -> str:
                 "dense, ms": _dense(gluon),
                 "Gluon": _of_ideal(gluon, 2),
                 "Triton": _of_ideal(by_backend["triton"], 2),
-            }
+            },
         )
     return f"{table(rows, texts=1)}\n\n{source(records, file)}"
 

@@ -57,7 +57,7 @@ def memory() -> str:
                 "with dense MLPs": _gb(cache_bytes(model, before, text_tokens)),
                 "`balanced` now": _gb(now) if now else "none",
                 "all of it on": smallest_gpu(weights + work + now),
-            }
+            },
         )
     return table(rows, texts=1)
 

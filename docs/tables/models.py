@@ -35,7 +35,7 @@ def models() -> str:
                 "MLP": mlp,
                 "text columns": model.text_columns.partition(" ")[0],
                 "guidance": guidance + (", in the batch" if "same call" in calls else ""),
-            }
+            },
         )
     return table(rows)
 

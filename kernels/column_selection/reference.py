@@ -21,7 +21,12 @@ def column_selection(call: ColumnSelection) -> torch.Tensor:
     static = call.static_columns
     batch, heads, blocks, columns = column_sums.shape
     packed = torch.empty(
-        batch, heads, blocks, -(-columns // 8), dtype=torch.uint8, device=column_sums.device
+        batch,
+        heads,
+        blocks,
+        -(-columns // 8),
+        dtype=torch.uint8,
+        device=column_sums.device,
     )
     bytes_per_block = columns * TRANSIENT_BYTES_PER_COLUMN
     for b, h in product(range(batch), range(heads)):

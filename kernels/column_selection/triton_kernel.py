@@ -109,7 +109,7 @@ _LOWEST_BITS = tl.constexpr(
     setp.lt.s32 p, $1, 0;
     @p bra MORE;
     DONE:
-    }"""
+    }""",
 )
 
 
@@ -379,7 +379,14 @@ def _select_kernel(
                 tl.minimum(tl.maximum(base + 3 * step, least), high),
             )
             counts = _byte_counts(
-                row_ptr, static_ptr, keys, row_bytes, columns, STATIC, PACKED, BYTES
+                row_ptr,
+                static_ptr,
+                keys,
+                row_bytes,
+                columns,
+                STATIC,
+                PACKED,
+                BYTES,
             )
             count = at_low
             for i in tl.static_range(4):

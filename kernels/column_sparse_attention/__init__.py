@@ -113,7 +113,7 @@ class ColumnSparseAttention(AttentionCall[torch.Tensor]):
             dtype = None if residual is None else residual.dtype
             raise ValueError(
                 f"residual_scale belongs to a residual in {FP8}; got one of "
-                f"{dtype} {'without' if scale is None else 'with'} it"
+                f"{dtype} {'without' if scale is None else 'with'} it",
             )
         if residual is None:
             return

@@ -116,7 +116,9 @@ def _columns(list_ptr, rows, means, wanted, MEANS: gl.constexpr):
     if MEANS:
         return gl.load(list_ptr + rows, mask=(rows >= means) & (rows < wanted), other=-1)
     return gl.load(
-        list_ptr + gl.where(rows < wanted, rows, 0), mask=(rows >= 0) & (wanted > 0), other=0
+        list_ptr + gl.where(rows < wanted, rows, 0),
+        mask=(rows >= 0) & (wanted > 0),
+        other=0,
     )
 
 
@@ -156,7 +158,12 @@ def _produce(
     step = gl.num_programs(0)
     number, entries = _list(pid, items, row_tiles, counts_ptr, means, TILES_PER_BLOCK)
     next_number, next_entries = _list(
-        pid + step, items, row_tiles, counts_ptr, means, TILES_PER_BLOCK
+        pid + step,
+        items,
+        row_tiles,
+        counts_ptr,
+        means,
+        TILES_PER_BLOCK,
     )
     _, first = _tiles(entries, TILE)
     # Where in all lists the first entry would be: so many places before the first column.
@@ -165,12 +172,22 @@ def _produce(
     # One item past the last, without entries: what the consumers multiply ahead of need.
     for item in range(pid, items + step, step):
         b, h, row0 = _locate(
-            gl.minimum(item, items - 1), row_tiles, H, TILES_PER_BLOCK, 64 * CONSUMERS, BLOCK_SIZE_Q
+            gl.minimum(item, items - 1),
+            row_tiles,
+            H,
+            TILES_PER_BLOCK,
+            64 * CONSUMERS,
+            BLOCK_SIZE_Q,
         )
         tiles, first = _tiles(entries, TILE)
         _, next_first = _tiles(next_entries, TILE)
         after_number, after_entries = _list(
-            item + 2 * step, items, row_tiles, counts_ptr, means, TILES_PER_BLOCK
+            item + 2 * step,
+            items,
+            row_tiles,
+            counts_ptr,
+            means,
+            TILES_PER_BLOCK,
         )
 
         mbarrier.wait(empty_q.index(turn & 1), ((turn >> 1) & 1) ^ 1)
@@ -309,7 +326,12 @@ def _consume(
         tiles, first = _tiles(next_entries, TILE)
         empty = next_entries == 0
         _, next_entries = _list(
-            item + gl.num_programs(0), items, row_tiles, counts_ptr, means, TILES_PER_BLOCK
+            item + gl.num_programs(0),
+            items,
+            row_tiles,
+            counts_ptr,
+            means,
+            TILES_PER_BLOCK,
         )
         q = q_smem.index((turn & 1) * CONSUMERS + WG)
 
@@ -389,7 +411,9 @@ def _column_sparse_attention_kernel(
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=128, element_bitwidth=16, rank=2
+        swizzle_byte_width=128,
+        element_bitwidth=16,
+        rank=2,
     )
     barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
     q_smem = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, 64, D], tile_layout)

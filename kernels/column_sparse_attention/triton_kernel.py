@@ -35,7 +35,9 @@ CONFIGS: dict[str, dict[str, int]] = {
 
 
 def column_sparse_attention(
-    call: ColumnSparseAttention, *, config: str | None = None
+    call: ColumnSparseAttention,
+    *,
+    config: str | None = None,
 ) -> torch.Tensor:
     """Run a checked `ColumnSparseAttention`; ``config`` names one of `CONFIGS`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)
@@ -202,7 +204,9 @@ def _column_sparse_attention_kernel(
         columns = next_columns
         following = tl.minimum(first + BLOCK_N, full - BLOCK_N) + entries
         next_columns = tl.load(
-            indices_ptr + following * indices_stride_k, mask=entries < full, other=0
+            indices_ptr + following * indices_stride_k,
+            mask=entries < full,
+            other=0,
         )
         key = tl.load(key_ptr + _row_offsets(columns, key_stride_m, dims, WIDE_OFFSETS))
         value = tl.load(value_ptr + _row_offsets(columns, value_stride_m, dims, WIDE_OFFSETS))

@@ -51,7 +51,10 @@ class DenseAttention(AttentionCall[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def faster_than_the_library(
-    device: torch.device, dtype: torch.dtype, tokens: int, head_dim: int
+    device: torch.device,
+    dtype: torch.dtype,
+    tokens: int,
+    head_dim: int,
 ) -> bool:
     """Return True where our kernel is for this device and dtype, and faster with so many keys."""
     if dtype not in HALF_PRECISION or _slower_reason(tokens, head_dim) is not None:

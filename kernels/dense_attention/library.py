@@ -80,10 +80,20 @@ def usable_kernels(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) 
 KERNELS: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {
     "cpu": aten._scaled_dot_product_flash_attention_for_cpu,
     "cudnn": lambda query, key, value, *, scale: aten._scaled_dot_product_cudnn_attention(
-        query, key, value, None, True, scale=scale
+        query,
+        key,
+        value,
+        None,
+        True,
+        scale=scale,
     ),
     "flash": aten._scaled_dot_product_flash_attention,
     "efficient": lambda query, key, value, *, scale: aten._scaled_dot_product_efficient_attention(
-        query, key, value, None, True, scale=scale
+        query,
+        key,
+        value,
+        None,
+        True,
+        scale=scale,
     ),
 }

@@ -44,7 +44,8 @@ class FastestKernel:
     """
 
     def __init__(
-        self, milliseconds: Callable[[Launch, torch.device], float] = cuda_milliseconds
+        self,
+        milliseconds: Callable[[Launch, torch.device], float] = cuda_milliseconds,
     ) -> None:
         self.times: dict[Hashable, dict[str, float]] = {}  # milliseconds, by kind and kernel
         self._milliseconds = milliseconds

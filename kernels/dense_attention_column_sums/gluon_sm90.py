@@ -119,7 +119,9 @@ def _attend(
         s_row = row0 + gl.arange(0, 64, s_rows)
         # Rows past the end get factors of exp2(-inf) = 0.
         previous = gl.load(
-            previous_ptr + per_row + gl.arange(0, 64, s_rows), mask=s_row < N, other=float("inf")
+            previous_ptr + per_row + gl.arange(0, 64, s_rows),
+            mask=s_row < N,
+            other=float("inf"),
         )
         previous = previous * LOG2_E
         s = gl.full([64, TILE], 0.0, gl.float32, s_layout)
@@ -205,7 +207,9 @@ def _attention_kernel(
     q_smem = gl.allocate_shared_memory(q_desc.dtype, [4, 1, 1, 64, D], q_desc.layout)
     k_smem = gl.allocate_shared_memory(k_desc.dtype, [STAGES, 1, 1, TILE, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(
-        v_desc.dtype, [STAGES, 1, 1, V_ROWS, V_COLUMNS], v_desc.layout
+        v_desc.dtype,
+        [STAGES, 1, 1, V_ROWS, V_COLUMNS],
+        v_desc.layout,
     )
     rows_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     sums_smem = gl.allocate_shared_memory(gl.float32, [2, 8, TILE], rows_layout)
@@ -355,7 +359,12 @@ def _launch(
         descriptor(known, "query", query, 1, 1, 64, head_dim),
         descriptor(known, "key", key, 1, 1, TILE, head_dim),
         descriptor(
-            known, "value", value, 1, 1, *((head_dim, TILE) if in_8_bits else (TILE, head_dim))
+            known,
+            "value",
+            value,
+            1,
+            1,
+            *((head_dim, TILE) if in_8_bits else (TILE, head_dim)),
         ),
         output,
         lse,

@@ -30,7 +30,12 @@ def dense_attention_column_sums(
     output = torch.empty_like(query)
     lse = torch.empty(batch, heads, rows, dtype=dtype, device=device)
     column_sums = torch.empty(
-        batch, heads, blocks, columns, dtype=column_sums_dtype(query), device=device
+        batch,
+        heads,
+        blocks,
+        columns,
+        dtype=column_sums_dtype(query),
+        device=device,
     )
     block_bytes = 2 * block_size_q * columns * dtype.itemsize
     limit = tile_bytes(device)

@@ -58,7 +58,10 @@ Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 def dense_attention_column_sums(
-    call: DenseAttentionColumnSums, *, config: str | None = None, with_column_sums: bool = True
+    call: DenseAttentionColumnSums,
+    *,
+    config: str | None = None,
+    with_column_sums: bool = True,
 ) -> Result:
     """Run a checked `DenseAttentionColumnSums`; ``config`` names one of `CONFIGS`."""
     query, scale = with_positive_scale(call.query, call.softmax_scale)

@@ -113,7 +113,12 @@ def _operand(packed, TILE: gl.constexpr, layout: gl.constexpr):
     packed = gl.join(packed, packed).reshape([64, TILE])
     packed = gl.convert_layout(packed, layout, assert_trivial=True)
     return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r,r,r,r", [packed], dtype=gl.float8e4nv, is_pure=False, pack=4
+        "mov.b32 $0, $1;",
+        "=r,r,r,r,r",
+        [packed],
+        dtype=gl.float8e4nv,
+        is_pure=False,
+        pack=4,
     )
 
 

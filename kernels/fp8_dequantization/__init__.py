@@ -43,12 +43,12 @@ class Fp8Dequantization(Call[torch.Tensor]):
         if data.dtype != FP8 or data.dim() != 2 or (data.shape[1] > 1 and data.stride(1) != 1):
             raise ValueError(
                 f"data must be {FP8} [R, K] with contiguous rows, got {data.dtype} "
-                f"{list(data.shape)} with strides {list(data.stride())}"
+                f"{list(data.shape)} with strides {list(data.stride())}",
             )
         if scale.dtype != torch.float32 or scale.shape not in ((data.shape[0], 1), (1, 1)):
             raise ValueError(
                 f"scale must be float32 [{data.shape[0]}, 1] or [1, 1], got {scale.dtype} "
-                f"{list(scale.shape)}"
+                f"{list(scale.shape)}",
             )
         if self.dtype not in FLOATING:
             raise ValueError(f"dtype must be a floating point type, got {self.dtype}")

@@ -123,6 +123,9 @@ fp8_quantization = Operation(
     Fp8Quantization,
     lambda call: (call.query, call.key, call.value),
     *triton_or_reference(
-        __name__, OP, attention_unsupported_reason, lambda query, *_: no_fp8_reason(query.device)
+        __name__,
+        OP,
+        attention_unsupported_reason,
+        lambda query, *_: no_fp8_reason(query.device),
     ),
 )

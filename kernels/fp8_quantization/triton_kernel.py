@@ -316,11 +316,24 @@ def _note_kernel(
         # What is not finite stays in the sum, which is how the next launch finds it.
         if ROTATE:
             total, least, most = _rotated_range(
-                key_ptr, key_stride_m, first, last, columns, HEAD_DIM, WIDE_PRODUCTS, TILE
+                key_ptr,
+                key_stride_m,
+                first,
+                last,
+                columns,
+                HEAD_DIM,
+                WIDE_PRODUCTS,
+                TILE,
             )
         else:
             total, least, most = _range(
-                key_ptr, key_stride_m, first, last, columns, HEAD_DIM, False
+                key_ptr,
+                key_stride_m,
+                first,
+                last,
+                columns,
+                HEAD_DIM,
+                False,
             )
         tl.store(noted_ptr, total)
         tl.store(noted_ptr + HEAD_DIM, least)
@@ -328,12 +341,24 @@ def _note_kernel(
     else:
         value_ptr += b * value_stride_b + h * value_stride_h
         total, least, most = _range(
-            value_ptr, value_stride_m, first, last, columns, HEAD_DIM, False
+            value_ptr,
+            value_stride_m,
+            first,
+            last,
+            columns,
+            HEAD_DIM,
+            False,
         )
         # A sum is not finite where a number is not; only then it takes the slower way.
         if tl.max((~_is_finite(total)).to(tl.int32), 0) > 0:
             total, least, most = _range(
-                value_ptr, value_stride_m, first, last, columns, HEAD_DIM, True
+                value_ptr,
+                value_stride_m,
+                first,
+                last,
+                columns,
+                HEAD_DIM,
+                True,
             )
         tl.store(noted_ptr + 3 * HEAD_DIM, total)
         tl.store(noted_ptr + 4 * HEAD_DIM, least)
@@ -395,7 +420,7 @@ def _make_kernel(
     key_scale = tl.where(strange, float("nan"), key_scale)
     value_mean = tl.div_rn(tl.sum(value_sum, 0), count)
     value_scale = _fp8_scale(
-        tl.maximum(tl.max(value_most, 0) - value_mean, value_mean - tl.min(value_least, 0))
+        tl.maximum(tl.max(value_most, 0) - value_mean, value_mean - tl.min(value_least, 0)),
     )
     made_ptr += head * MADE * HEAD_DIM + dims
     tl.store(made_ptr, key_mean)

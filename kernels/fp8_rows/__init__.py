@@ -68,7 +68,7 @@ class Fp8RowRounding(Call[Fp8Rows]):
             raise ValueError(f"rows must be {shape}, K of 1 or more, got {list(rows.shape)}")
         if not self.turned and rows.shape[1] > 1 and rows.stride(1) != 1:
             raise ValueError(
-                f"rows must be contiguous, got [M, K] with strides {list(rows.stride())}"
+                f"rows must be contiguous, got [M, K] with strides {list(rows.stride())}",
             )
         if not 1 <= self.headroom <= 448:
             raise ValueError(f"headroom must be within [1, 448], got {self.headroom}")

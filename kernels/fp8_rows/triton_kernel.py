@@ -64,7 +64,10 @@ def fp8_rows(call: Fp8RowRounding) -> Fp8Rows:
 
 
 def _round_turned(
-    rows: torch.Tensor, data: torch.Tensor, scale: torch.Tensor, rounding: dict[str, Any]
+    rows: torch.Tensor,
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    rounding: dict[str, Any],
 ) -> None:
     batch, count, width = rows.shape
     largest = rows.new_zeros(batch, count, dtype=torch.int32)
@@ -177,7 +180,15 @@ def _largest_kernel(
     COLUMNS: tl.constexpr,
 ):
     b, row, _, x = _tile(
-        rows_ptr, stride_b, stride_m, stride_k, count, width, EIGHT_AT_ONCE, ROWS, COLUMNS
+        rows_ptr,
+        stride_b,
+        stride_m,
+        stride_k,
+        count,
+        width,
+        EIGHT_AT_ONCE,
+        ROWS,
+        COLUMNS,
     )
     bits = tl.max(_size(x), 1).to(tl.int32, bitcast=True)
     tl.atomic_max(largest_ptr + b * count + row, bits, mask=row < count, sem="relaxed")
@@ -203,7 +214,15 @@ def _round_turned_kernel(
     COLUMNS: tl.constexpr,
 ):
     b, row, column, x = _tile(
-        rows_ptr, stride_b, stride_m, stride_k, count, width, EIGHT_AT_ONCE, ROWS, COLUMNS
+        rows_ptr,
+        stride_b,
+        stride_m,
+        stride_k,
+        count,
+        width,
+        EIGHT_AT_ONCE,
+        ROWS,
+        COLUMNS,
     )
     bits = tl.load(largest_ptr + b * count + row, mask=row < count, other=0)
     scale, finite = _scale(bits.to(tl.float32, bitcast=True), UNITS)

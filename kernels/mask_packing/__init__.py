@@ -83,7 +83,10 @@ class PackedToIndices(Call[tuple[torch.Tensor, torch.Tensor]]):
 
 
 pack_mask = Operation(
-    "pack_mask", PackMask, lambda call: (call.mask,), *triton_or_reference(__name__, "pack_mask")
+    "pack_mask",
+    PackMask,
+    lambda call: (call.mask,),
+    *triton_or_reference(__name__, "pack_mask"),
 )
 unpack_mask = Operation(
     "unpack_mask",
@@ -104,7 +107,8 @@ def _check_packed(packed: torch.Tensor, columns: int) -> None:
     _check_dimensions("packed", packed)
     if columns < 0 or packed.shape[-1] != -(-columns // 8):
         raise ValueError(
-            f"{columns} columns take {-(-columns // 8)} bytes a row, packed is {list(packed.shape)}"
+            f"{columns} columns take {-(-columns // 8)} bytes a row, "
+            f"packed is {list(packed.shape)}",
         )
 
 

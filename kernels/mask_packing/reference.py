@@ -53,7 +53,7 @@ def packed_to_indices(call: PackedToIndices) -> tuple[torch.Tensor, torch.Tensor
             capacity = largest
         elif largest > capacity:
             raise ValueError(
-                f"packed_to_indices: a row keeps {largest} columns, the capacity is {capacity}"
+                f"packed_to_indices: a row keeps {largest} columns, the capacity is {capacity}",
             )
     indices = torch.zeros(rows, capacity, dtype=torch.int32, device=device)
     for first, last in chunks:

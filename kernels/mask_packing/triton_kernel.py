@@ -44,7 +44,12 @@ def _pack_kernel(mask_ptr, packed_ptr, row_bytes, columns, EVEN: tl.constexpr, B
 
 @triton.jit
 def _unpack_kernel(
-    packed_ptr, mask_ptr, row_bytes, columns, EVEN: tl.constexpr, BYTES: tl.constexpr
+    packed_ptr,
+    mask_ptr,
+    row_bytes,
+    columns,
+    EVEN: tl.constexpr,
+    BYTES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     byte = tl.program_id(1) * BYTES + tl.arange(0, BYTES)
@@ -155,7 +160,7 @@ _STORE_ENTRIES = tl.constexpr(
     COPIED:
     bar.warp.sync 0xffffffff;
     mov.b32 $0, 0;
-    }"""
+    }""",
 )
 
 
@@ -174,7 +179,13 @@ def _store_scattered(list_ptr, bits, column, place, capacity):
 
 @triton.jit(do_not_specialize=["row_bytes", "capacity"])
 def _list_kernel(
-    packed_ptr, indices_ptr, counts_ptr, row_bytes, columns, capacity, STAGED: tl.constexpr
+    packed_ptr,
+    indices_ptr,
+    counts_ptr,
+    row_bytes,
+    columns,
+    capacity,
+    STAGED: tl.constexpr,
 ):
     row = tl.program_id(0)
     list_ptr = indices_ptr + row.to(tl.int64) * capacity
@@ -256,7 +267,11 @@ def unpack_mask(call: UnpackMask) -> torch.Tensor:
 
 
 def _convert(
-    kernel: Any, source: torch.Tensor, result: torch.Tensor, packed: torch.Tensor, columns: int
+    kernel: Any,
+    source: torch.Tensor,
+    result: torch.Tensor,
+    packed: torch.Tensor,
+    columns: int,
 ) -> None:
     """Launch a kernel for every row of packed bits, from the source to the result."""
     if result.numel():

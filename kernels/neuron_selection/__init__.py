@@ -77,7 +77,10 @@ def _check_layer(call: FirstLayerCall[Any]) -> None:
 
 
 def _not_for_triton(
-    hidden: Any, weight: torch.Tensor, gate_weight: Any, mean_cache: torch.Tensor | None = None
+    hidden: Any,
+    weight: torch.Tensor,
+    gate_weight: Any,
+    mean_cache: torch.Tensor | None = None,
 ) -> str | None:
     if weight.shape[0] > MOST_NEURONS:
         return f"needs at most {MOST_NEURONS} neurons, got {weight.shape[0]}"

@@ -125,7 +125,9 @@ def mean_tokens(call: FirstLayerCall[Any]) -> torch.Tensor:
 
 
 def thin_product(
-    parts: torch.Tensor, call: FirstLayerCall[Any], mean_cache: torch.Tensor | None
+    parts: torch.Tensor,
+    call: FirstLayerCall[Any],
+    mean_cache: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The first layer on `mean_tokens`, and how far it is from a ``mean_cache`` if there is one.
 

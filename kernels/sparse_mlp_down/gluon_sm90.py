@@ -83,7 +83,9 @@ def _produce(
                 )
             if i == 0:
                 async_load(
-                    w_smem.index(stage), weights + offsets, mask=inside & (entry < first)[:, None]
+                    w_smem.index(stage),
+                    weights + offsets,
+                    mask=inside & (entry < first)[:, None],
                 )
                 position = first
             else:

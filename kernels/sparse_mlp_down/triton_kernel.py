@@ -144,7 +144,9 @@ def _sparse_mlp_down_kernel(
         neurons = next_neurons
         following = first + BLOCK_K + entry
         next_neurons = tl.load(
-            indices_ptr + following * indices_stride_k, mask=following < capacity, other=0
+            indices_ptr + following * indices_stride_k,
+            mask=following < capacity,
+            other=0,
         )
         if WIDE_OFFSETS:
             neurons = neurons.to(tl.int64)

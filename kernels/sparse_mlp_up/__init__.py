@@ -88,7 +88,11 @@ class DenseActivation(FirstLayerCall[torch.Tensor]):
 
 
 def _cache_reason(
-    hidden: torch.Tensor, weight: Any, gate_weight: Any, block_size: int, cache: Any = None
+    hidden: torch.Tensor,
+    weight: Any,
+    gate_weight: Any,
+    block_size: int,
+    cache: Any = None,
 ) -> str | None:
     if cache is None:
         return None
@@ -103,7 +107,11 @@ def _cache_reason(
 
 
 def _not_for_gluon(
-    hidden: torch.Tensor, weight: Any, gate_weight: Any, block_size: int, cache: Any = None
+    hidden: torch.Tensor,
+    weight: Any,
+    gate_weight: Any,
+    block_size: int,
+    cache: Any = None,
 ) -> str | None:
     if gate_weight is not None:
         return "written for MLPs without a gate"

@@ -172,7 +172,15 @@ def _old(neurons, first, cache, token, sizes, TURNED: gl.constexpr):
 
 @gluon.jit
 def _finish(
-    x, bias, old, first, delta, token, sizes, ACTIVATION: gl.constexpr, TURNED: gl.constexpr
+    x,
+    bias,
+    old,
+    first,
+    delta,
+    token,
+    sizes,
+    ACTIVATION: gl.constexpr,
+    TURNED: gl.constexpr,
 ):
     """Stores the activations of 64 tokens and 64 neurons, and their change."""
     old, cached, stored = old
@@ -194,7 +202,11 @@ def _multiply(smem, stage, sums, use_acc, ROWS: gl.constexpr, TILE: gl.constexpr
     if ROWS < TILE:
         w_tile = w_tile.slice(0, ROWS, dim=0)
     return warpgroup_mma(
-        x_smem.index(2 * stage + WG), w_tile.permute((1, 0)), sums, use_acc=use_acc, is_async=True
+        x_smem.index(2 * stage + WG),
+        w_tile.permute((1, 0)),
+        sums,
+        use_acc=use_acc,
+        is_async=True,
     )
 
 

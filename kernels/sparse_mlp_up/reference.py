@@ -61,7 +61,10 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
 
 
 def _linear(
-    tokens: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, neurons: torch.Tensor
+    tokens: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    neurons: torch.Tensor,
 ) -> torch.Tensor:
     """Tokens ``[G, R, C]`` on the neurons ``[G, K]`` of each block: ``[G, R, K]``."""
     result = tokens @ _pack_rows(weight, neurons).to(tokens.dtype).mT

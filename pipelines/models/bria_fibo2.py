@@ -50,7 +50,12 @@ class BriaFibo2Adapter(ModelAdapter):
 
     @classmethod
     def sizes(
-        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+        cls,
+        config: Mapping[str, Any],
+        *,
+        grids: tuple[Grid, ...],
+        text_tokens: int,
+        batch: int,
     ) -> ModelLayout:
         gist = max(_gist_counts(config, [text_tokens]))
         return super().sizes(config, grids=grids, text_tokens=gist, batch=batch)
@@ -97,7 +102,11 @@ class BriaFibo2Adapter(ModelAdapter):
             arguments[IMAGES] = others
 
     def _places(
-        self, stock: Callable[..., Any], size: Any, start: Any = None, device: Any = None
+        self,
+        stock: Callable[..., Any],
+        size: Any,
+        start: Any = None,
+        device: Any = None,
     ) -> torch.Tensor:
         """The ids of an image's tokens ``[1, H, W, 3]`` in their order; those of the gist as is."""
         ids: torch.Tensor = stock(size, start, device)

@@ -21,7 +21,12 @@ class CogVideoXProcessor(JointProcessor):
     """Joint attention of the text and, behind it, the video, whose rows alone are rotated."""
 
     def attend(
-        self, attn: Any, hidden: torch.Tensor, text: torch.Tensor, tag: torch.Tensor, rotary: Any
+        self,
+        attn: Any,
+        hidden: torch.Tensor,
+        text: torch.Tensor,
+        tag: torch.Tensor,
+        rotary: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         first = text.shape[1]
         states = torch.cat([text, hidden], dim=1)

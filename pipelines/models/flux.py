@@ -52,7 +52,7 @@ class FluxAdapter(DoubleAndSingleBlocks):
             "img_ids": -2,
             "controlnet_block_samples": 1,
             "controlnet_single_block_samples": 1,
-        }
+        },
     )
     dense_arguments = MappingProxyType({"attention_mask": MASKED})
 
@@ -138,7 +138,7 @@ class Flux2Adapter(FluxAdapter):
     single_mlp = FusedParallelFeedForward
     # Some Klein pipelines compute keys and values of their reference images only once.
     dense_arguments = MappingProxyType(
-        {"kv_cache_mode": "the pipeline keeps the keys and values of its reference images"}
+        {"kv_cache_mode": "the pipeline keeps the keys and values of its reference images"},
     )
 
 

@@ -145,7 +145,7 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         if images.ndim != 4:
             raise ValueError(
                 "hidden_states must be images [B, C, H, W], not patches; call "
-                "chipsparse.disable(pipe) first to pass those"
+                "chipsparse.disable(pipe) first to pass those",
             )
         return images
 

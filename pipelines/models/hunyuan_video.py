@@ -65,7 +65,7 @@ class FramePackAdapter(HistoryAdapter, HunyuanVideoAdapter):
     )
     present_indices = "indices_latents"
     history = MappingProxyType(
-        {"latents_clean": (1, 2), "latents_history_2x": (2, 2), "latents_history_4x": (4, 16)}
+        {"latents_clean": (1, 2), "latents_history_2x": (2, 2), "latents_history_4x": (4, 16)},
     )
 
     @classmethod
@@ -110,7 +110,7 @@ class HunyuanVideo15Adapter(PaddedTextAdapter):
         {
             "encoder_hidden_states": "encoder_attention_mask",
             "encoder_hidden_states_2": "encoder_attention_mask_2",
-        }
+        },
     )
 
     # True unless an embedding ``[B, N, C]`` is all zeros; waits for the device.

@@ -88,7 +88,7 @@ class LTX2Adapter(VideoWithSound, LTXAdapter):
     why_whole = "its sound attends to all tokens of the video"
     rotary_name = ""
     token_arguments = MappingProxyType(
-        {"hidden_states": 1, "video_coords": 2, "video_keyframes_mask": 1}
+        {"hidden_states": 1, "video_coords": 2, "video_keyframes_mask": 1},
     )
     output_class = "transformer_ltx2", "AudioVisualModelOutput"
     # References of IC-LoRA may be seen by some tokens more than by others.

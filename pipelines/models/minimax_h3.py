@@ -84,7 +84,7 @@ class MiniMaxH3Adapter(VideoWithSound):
         return [
             f"{others:,} of the {tokens:,} tokens are text, sound and conditions, whose columns "
             f"are always kept, and attention.density keeps {max(kept):,}: none of the video's are "
-            "kept by their sums; raise it"
+            "kept by their sums; raise it",
         ]
 
     def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:

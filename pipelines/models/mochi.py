@@ -80,7 +80,11 @@ class MochiAdapter(SeparateLengths):
         return partial(self._without_padding, super().attention(layer))
 
     def _without_padding(
-        self, attend: LayerCall, state: StepState | None, *states: torch.Tensor, **options: Any
+        self,
+        attend: LayerCall,
+        state: StepState | None,
+        *states: torch.Tensor,
+        **options: Any,
     ) -> torch.Tensor:
         assert self.lengths is not None
         samples, _, tokens, _ = states[0].shape

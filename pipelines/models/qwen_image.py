@@ -115,7 +115,10 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         super().order_inputs(arguments)
 
     def ordered_rotary(
-        self, _module: Any, _args: Any, output: tuple[torch.Tensor, torch.Tensor]
+        self,
+        _module: Any,
+        _args: Any,
+        output: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         image, text = output
         plan = self.session.plan

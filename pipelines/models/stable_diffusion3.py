@@ -68,7 +68,7 @@ class StableDiffusion3Adapter(ModelAdapter):
             return []
         return [
             f"the second attention (attn2) of {dual} of {len(blocks)} layers runs dense: "
-            "only the joint one is sparse"
+            "only the joint one is sparse",
         ]
 
     @classmethod

@@ -92,7 +92,7 @@ class SkyReelsV2Adapter(WanAdapter):
         grids = super().called_grids(arguments)
         if arguments.get("enable_diffusion_forcing"):
             self._refuse_split(
-                "with diffusion forcing it repeats timesteps for all tokens of a frame"
+                "with diffusion forcing it repeats timesteps for all tokens of a frame",
             )
         if arguments.get("enable_diffusion_forcing") or self.needs_mask(arguments):
             return frame_by_frame(*grids)
@@ -147,7 +147,7 @@ class HeliosAdapter(HistoryAdapter, WanAdapter):
             "latents_history_short": (1, 2),
             "latents_history_mid": (2, 2),
             "latents_history_long": (4, 16),
-        }
+        },
     )
 
     @classmethod

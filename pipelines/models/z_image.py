@@ -51,7 +51,12 @@ class ZImageAdapter(SeparateLengths):
 
     @classmethod
     def sizes(
-        cls, config: Mapping[str, Any], *, grids: tuple[Grid, ...], text_tokens: int, batch: int
+        cls,
+        config: Mapping[str, Any],
+        *,
+        grids: tuple[Grid, ...],
+        text_tokens: int,
+        batch: int,
     ) -> ModelLayout:
         others = -math.prod(*grids) % MULTIPLE + padded(text_tokens)
         return super().sizes(config, grids=grids, text_tokens=others, batch=batch)
@@ -72,13 +77,13 @@ class ZImageAdapter(SeparateLengths):
         if not all(isinstance(image, torch.Tensor) for image in images):
             raise ValueError(
                 "chipsparse does not serve Z-Image Omni, whose samples are lists of images; call "
-                "chipsparse.disable(pipe) first"
+                "chipsparse.disable(pipe) first",
             )
         shapes = {tuple(image.shape) for image in images}
         if len(shapes) > 1:
             raise ValueError(
                 f"the images of a call must have one size, got {sorted(shapes)}; call the "
-                "pipeline once for each size"
+                "pipeline once for each size",
             )
         return torch.stack(images) if len(images) > 1 else images[0][None]
 
@@ -115,7 +120,11 @@ class ZImageAdapter(SeparateLengths):
         return (images, texts, sizes, places, *rest)
 
     def _unpatchify(
-        self, stock: Callable[..., Any], samples: list[torch.Tensor], *args: Any, **kwargs: Any
+        self,
+        stock: Callable[..., Any],
+        samples: list[torch.Tensor],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if self.session.tile_order is not None:
             _, inverse = self.session.tile_order

@@ -28,7 +28,7 @@ def sharing_group(transformer: Any) -> SharingGroup | None:
         raise ValueError(
             f"this {name} runs under tensor parallelism, which shares weights between processes; "
             "chipsparse runs under context parallelism: ContextParallelConfig(ulysses_degree=...) "
-            "or ring_degree"
+            "or ring_degree",
         )
     return SharingGroup(context._flattened_mesh.get_group(), context.ring_degree)
 

@@ -54,7 +54,7 @@ def _sent(value: Any, func: Any) -> Any:
         raise RuntimeError(
             f"the pipeline uses the output of a guidance branch ({getattr(func, '__name__', func)})"
             " before it calls the transformer for the last one, so these branches cannot be on "
-            "different processes; use Parallel(guidance=1)"
+            "different processes; use Parallel(guidance=1)",
         )
     return value.output
 
@@ -86,7 +86,7 @@ class GuidanceSplit:
         if self._place >= len(self.peers):
             raise ValueError(
                 f"step {context.step} has more than {len(self.peers)} guidance branches, so they "
-                "cannot be on as many processes; use Parallel(guidance=1)"
+                "cannot be on as many processes; use Parallel(guidance=1)",
             )
         return self._place == self.peers.rank
 

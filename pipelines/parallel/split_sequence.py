@@ -38,7 +38,12 @@ class SplitSequence:
     """
 
     def __init__(
-        self, exchange: HeadExchange, *, rows: int, query_rows: int, needs_text: bool = False
+        self,
+        exchange: HeadExchange,
+        *,
+        rows: int,
+        query_rows: int,
+        needs_text: bool = False,
     ) -> None:
         self.exchange = exchange
         self._rows = rows
@@ -75,7 +80,11 @@ class SplitSequence:
         return self.exchange.gather(tokens, self._cut.grid)
 
     def attend(
-        self, attend: LayerCall, state: StepState | None, *states: torch.Tensor, **options: Any
+        self,
+        attend: LayerCall,
+        state: StepState | None,
+        *states: torch.Tensor,
+        **options: Any,
     ) -> torch.Tensor:
         """The layer's attention of this process's tokens, of q, k and v ``[B, H, n, D]``."""
         own = self._cut.tokens[self.exchange.rank]
@@ -85,7 +94,7 @@ class SplitSequence:
         states = tuple(part.transpose(1, 2)[:, front : front + own] for part in states)
         turns = HeadTurns(self.exchange, states, self._cut)
         output = turns.finish(
-            attend(state, turns.query, turns.key, turns.value, **options, turns=turns)
+            attend(state, turns.query, turns.key, turns.value, **options, turns=turns),
         )
         if not spare:
             return output
@@ -95,7 +104,7 @@ class SplitSequence:
         """Raises `PeerError` where others make another call, or a first one with other inputs."""
         context = state.context
         facts: dict[str, object] = {
-            "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}"
+            "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}",
         }
         if first:
             plan = state.plan
@@ -126,7 +135,10 @@ class CutAtEntry:
         if cut is not None:
             hidden_states, encoder_hidden_states = cut(hidden_states, encoder_hidden_states)
         return super().__call__(  # type: ignore[misc]
-            hidden_states, encoder_hidden_states, *args, **kwargs
+            hidden_states,
+            encoder_hidden_states,
+            *args,
+            **kwargs,
         )
 
 

@@ -32,7 +32,11 @@ class Team:
     """
 
     def __init__(
-        self, ranks: Sequence[int], parallel: Parallel, *, group: SharingGroup | None = None
+        self,
+        ranks: Sequence[int],
+        parallel: Parallel,
+        *,
+        group: SharingGroup | None = None,
     ) -> None:
         self._all = Peers(ranks)
         self._all.check_same(
@@ -40,7 +44,7 @@ class Team:
                 "version of chipsparse": __version__,
                 "version of torch": torch.__version__,
                 "version of diffusers": diffusers.__version__,
-            }
+            },
         )
         sharing = parallel.sharing
         self.stuck = False  # this GPU waits for a process that failed
@@ -133,12 +137,12 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
         if parallel is not None:
             raise ValueError(
                 f"enable_parallelism was called on this {type(transformers[0]).__name__}, and "
-                f"{parallel} is given as well; give one of the two"
+                f"{parallel} is given as well; give one of the two",
             )
         if None in groups:
             raise ValueError(
                 "enable_parallelism was called on one of this pipeline's transformers only; call "
-                "it on all of them"
+                "it on all of them",
             )
         ranks = dist.get_process_group_ranks(named.tokens)
         named_degrees = Parallel(ulysses=len(ranks) // named.ring, ring=named.ring)
@@ -149,10 +153,10 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
         raise ValueError(
             f"{parallel} needs {parallel.ranks} processes in a process group, and there is none; "
             "start them with torchrun and call torch.distributed.init_process_group() first, or "
-            f"use chipsparse generate --gpus {parallel.ranks}"
+            f"use chipsparse generate --gpus {parallel.ranks}",
         )
     if dist.get_world_size() != parallel.ranks:
         raise ValueError(
-            f"{parallel} needs {parallel.ranks} processes, and there are {dist.get_world_size()}"
+            f"{parallel} needs {parallel.ranks} processes, and there are {dist.get_world_size()}",
         )
     return Team(range(parallel.ranks), parallel)

@@ -23,7 +23,7 @@ CONFIG = SparsityConfig().override(
         "block_size": 16,
         "tile": None,
         "schedule.actions": ACTIONS,
-    }
+    },
 )
 HOSTED = {"memory.offload": "always"}
 TOTAL = len(ACTIONS) + 1  # after the last step nothing would be left to look at

@@ -156,7 +156,7 @@ def test_with_few_tokens_attention_in_8_bits_is_said_to_be_slower():
     config = SparsityConfig().override({"attention.precision": "fp8"})
     assert SparsityPlan(config, LAYOUT, 12).notes() == [
         "attention.precision: with 60 tokens attention is slower in 8 bits than in 16 (on an "
-        "H200 they pay from about 5,000 on)"
+        "H200 they pay from about 5,000 on)",
     ]
     assert SparsityPlan(config, many, 12).notes() == []
 
@@ -192,7 +192,8 @@ def test_which_skipped_outputs_are_forecast():
 
 
 @pytest.mark.parametrize(
-    ("first", "expected"), [(0, "DRSSRSSK"), (2, "DDRSSK"), (3, "DRSSK"), (6, "DK")]
+    ("first", "expected"),
+    [(0, "DRSSRSSK"), (2, "DDRSSK"), (3, "DRSSK"), (6, "DK")],
 )
 def test_actions_are_raised_where_their_inputs_are_missing(first, expected):
     """A branch that starts late, as an image-to-image call does, has recorded nothing yet."""

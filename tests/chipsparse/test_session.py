@@ -123,7 +123,9 @@ def watch_choices(monkeypatch, session):
     selection = chipsparse.layers.attention.column_selection
     choose = selection.run
     monkeypatch.setattr(
-        selection, "run", lambda call: choices.append(session.state.branch) or choose(call)
+        selection,
+        "run",
+        lambda call: choices.append(session.state.branch) or choose(call),
     )
     return choices
 
@@ -259,7 +261,13 @@ def masks_of(session, branch, layout):
     ],
 )
 def test_branches_keep_the_columns_that_the_first_of_them_chose(
-    texts, text_first, offload, blocks, waits, request, monkeypatch
+    texts,
+    text_first,
+    offload,
+    blocks,
+    waits,
+    request,
+    monkeypatch,
 ):
     """Each keeps its own text, and neither makes the other start anew."""
     if not waits:

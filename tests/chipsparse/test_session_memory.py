@@ -24,7 +24,7 @@ DENSE_LAYERS = {
         {"layers": 0, "attention": "dense"},
         {"layers": 1, "attention": 0.5, "mlp": 0.75},
         {"layers": 2, "attention": 1.0, "mlp": "dense"},
-    ]
+    ],
 }
 
 

@@ -105,7 +105,8 @@ def test_what_a_quality_stands_for_is_not_told_but_what_is_added_to_it(tmp_path)
     path = tmp_path / "mine.yaml"
     path.write_text(
         "sparsity: {tile: [1, 8, 8]}\n"
-        "qualities: {faithful: {schedule: {full_share: 0.5, sparse_steps: 0, forecast_after: 0.3}}}"
+        "qualities:\n"
+        "  faithful: {schedule: {full_share: 0.5, sparse_steps: 0, forecast_after: 0.3}}",
     )
     config = load_profile(path).of_quality("faithful").sparsity.override({"memory.ram": "1G"})
     assert SparsityPlan(config, LAYOUT, 50).notes() == [

@@ -188,7 +188,8 @@ def test_bounds_hold_for_the_worst_frame():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_ssim": 1.1}, {"max_pixel": 256}, {"min_psnr": -1}, {"max_lpips": math.nan}]
+    "wrong",
+    [{"min_ssim": 1.1}, {"max_pixel": 256}, {"min_psnr": -1}, {"max_lpips": math.nan}],
 )
 def test_bounds_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be from 0"):

@@ -200,7 +200,14 @@ def test_lists_beyond_32_bit_offsets(backend):
 )
 @pytest.mark.parametrize(("form", "scale"), [(None, -0.2), ("fp8", None)])
 def test_means_are_columns_that_count_several_times(
-    backend, form, scale, shape, block_size_q, count, dtype, device
+    backend,
+    form,
+    scale,
+    shape,
+    block_size_q,
+    count,
+    dtype,
+    device,
 ):
     """For every block, also the first one, which keeps no column."""
     options = {"dtype": dtype, "device": device, "strided": True}

@@ -66,7 +66,10 @@ def test_any_block_size_and_ragged_blocks(backend, block_size_q, rows, device, m
         monkeypatch.setattr(module, "TRANSIENT_BYTES", 1)
     _, lse, _ = formula(tensors)
     _, _, sums = fp8_dense_attention(
-        tensors, lse_previous=lse.float().to(device), block_size_q=block_size_q, backend=backend
+        tensors,
+        lse_previous=lse.float().to(device),
+        block_size_q=block_size_q,
+        backend=backend,
     )
     formulas.assert_close(sums, sums_of(tensors, lse.float(), block_size_q), SUMS_TOLERANCE)
 

@@ -57,7 +57,8 @@ def test_unknown_release_that_does_not_compile(monkeypatch, unknown_release, mes
 
 
 @pytest.mark.parametrize(
-    "moved", ["triton.experimental", "triton.experimental.gluon.language.nvidia.hopper"]
+    "moved",
+    ["triton.experimental", "triton.experimental.gluon.language.nvidia.hopper"],
 )
 def test_gluon_that_moved_is_a_reason(monkeypatch, moved):
     """Also in a release that was tested: some builds leave it out."""

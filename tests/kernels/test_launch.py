@@ -49,7 +49,9 @@ def kernel(monkeypatch):
 
 @pytest.mark.parametrize("prepared", [False, True])
 def test_a_repeated_launch_finds_the_compiled_kernel_and_runs_where_its_tensors_are(
-    prepared, kernel, monkeypatch
+    prepared,
+    kernel,
+    monkeypatch,
 ):
     options = {"num_warps": 4, "TILE": 64, "maxnreg": None}
     entered = []

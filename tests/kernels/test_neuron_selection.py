@@ -112,7 +112,8 @@ def test_scores_are_of_means_as_the_cache_stores_them():
 @pytest.mark.parametrize("dtype", formulas.DTYPES)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 @pytest.mark.parametrize(
-    ("neurons", "keep_count"), [(1024, 1), (1024, 300), (1024, 1023), (1024, 1024), (9000, 4000)]
+    ("neurons", "keep_count"),
+    [(1024, 1), (1024, 300), (1024, 1023), (1024, 1024), (9000, 4000)],
 )
 def test_scores_of_any_size(backend, neurons, keep_count, scale, dtype, device):
     """Exact: the scores are known to the last bit, as the means are zero.

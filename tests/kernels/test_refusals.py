@@ -141,7 +141,7 @@ REFUSED = {
         ({"dtype": torch.int8}, "dtype must be a floating point type, got torch.int8"),
     ],
     fp8_quantization: [
-        (dict.fromkeys(QKV, zeros(1, 2, 7, 96)) | {"rotate": True}, "a power of two, got 96")
+        (dict.fromkeys(QKV, zeros(1, 2, 7, 96)) | {"rotate": True}, "a power of two, got 96"),
     ],
     fp8_rows: [
         ({"rows": zeros(2, 3, 4)}, r"\[M, K\], K of 1 or more, got \[2, 3, 4\]"),

@@ -40,7 +40,12 @@ def listed_activations(layer, neurons, *, activation, block_size=128):
             exact = hidden.new_zeros(rows.stop - rows.start, len(listed), dtype=torch.float64)
             for place, neuron in enumerate(listed):
                 exact[:, place] = formulas.neuron_activation(
-                    hidden[b, rows], layer["weight"], layer["bias"], neuron, activation, gate
+                    hidden[b, rows],
+                    layer["weight"],
+                    layer["bias"],
+                    neuron,
+                    activation,
+                    gate,
                 )
             yield b, rows, listed, exact
 

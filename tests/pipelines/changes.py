@@ -44,7 +44,10 @@ def add_lora(pipe, target, *, name="style", rank=2):
     """A LoRA on the modules whose name ends so, as `load_lora_weights` adds it."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(
-        r=rank, lora_alpha=4 * rank, target_modules=f".*{target}", init_lora_weights=False
+        r=rank,
+        lora_alpha=4 * rank,
+        target_modules=f".*{target}",
+        init_lora_weights=False,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)

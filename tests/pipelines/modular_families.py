@@ -89,12 +89,17 @@ FAMILIES = {
     "flux2": Both("Flux2AutoBlocks", flux2.tiny_flux2_pipeline, flux2.PICTURE),
     "flux2 klein": Both("Flux2KleinBaseAutoBlocks", flux2.klein, KLEIN, 3.0),
     "flux2 klein distilled": Both(
-        "Flux2KleinAutoBlocks", flux2.klein, {**KLEIN, "guidance_scale": 1.0}
+        "Flux2KleinAutoBlocks",
+        flux2.klein,
+        {**KLEIN, "guidance_scale": 1.0},
     ),
     "qwen-image": Both("QwenImageAutoBlocks", qwen_image.tiny_qwen_pipeline, QWEN, 3.0),
     "sd3": Both("StableDiffusion3AutoBlocks", sd3.tiny_pipeline, SD3, 5.0, same=False),
     "ltx": Both("LTXAutoBlocks", ltx.tiny_ltx_pipeline, ltx.VIDEO, 3.0, same=False),
     "hunyuan video 1.5": Both(
-        "HunyuanVideo15AutoBlocks", hunyuan_video.pipeline15, hunyuan_video.VIDEO15, 3.0
+        "HunyuanVideo15AutoBlocks",
+        hunyuan_video.pipeline15,
+        hunyuan_video.VIDEO15,
+        3.0,
     ),
 }

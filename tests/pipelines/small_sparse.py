@@ -12,7 +12,7 @@ SPARSE = SparsityConfig().override(
         "mlp.density": 0.3,
         "schedule.refresh_every": 3,
         "tile": [2, 2, 2],
-    }
+    },
 )
 EVERYTHING = {"attention.density": 1.0, "mlp.density": 1.0}
 EXACT = SPARSE.override(EVERYTHING)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
 
 STEPS = 9
 LISTED = small_sparse.SPARSE.override(
-    {"schedule": {"refresh_every": 10, "full_steps": [0, 1, 4, 6], "sparse_steps": 0.0}}
+    {"schedule": {"refresh_every": 10, "full_steps": [0, 1, 4, 6], "sparse_steps": 0.0}},
 )
 HELD = LISTED.override({"schedule.correct": False})
 NOT_CORRECTED = "skipped steps are not corrected: "

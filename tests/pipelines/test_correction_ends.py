@@ -22,7 +22,7 @@ STEPS = 9
 # Skipped intervals: steps 2 and 3, step 5, steps 7 and 8.
 FULL = [0, 1, 4, 6]
 CORRECTED = small_sparse.SPARSE.override(
-    {"schedule": {"refresh_every": 10, "full_steps": FULL, "sparse_steps": 0.0}}
+    {"schedule": {"refresh_every": 10, "full_steps": FULL, "sparse_steps": 0.0}},
 )
 HELD = CORRECTED.override({"schedule.correct": False})
 EULER = diffusers.FlowMatchEulerDiscreteScheduler
@@ -257,7 +257,7 @@ def test_unipc_that_clips_what_it_predicts_is_not_corrected_and_says_so():
     found = []
     for config in (CORRECTED, HELD):
         pipe = tiny_wan_pipeline(
-            scheduler=diffusers.UniPCMultistepScheduler(**FLOW, thresholding=True)
+            scheduler=diffusers.UniPCMultistepScheduler(**FLOW, thresholding=True),
         )
         with chipsparse.enable(pipe, config) as handle:
             found.append(generate(pipe, "wan 2.1"))

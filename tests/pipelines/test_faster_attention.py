@@ -66,10 +66,12 @@ def test_layers_and_rows_that_are_never_sparse(monkeypatch):
     first = SPARSE.override({"schedule.first_dense_layers": 1})
     _, report = generated(FAMILIES["wan 2.1"].make(), "wan 2.1", first)
     assert {(each.backend, each.reason) for each in entries(report) if each.layer == 0} == {
-        ("gluon", "schedule.first_dense_layers is 1")
+        ("gluon", "schedule.first_dense_layers is 1"),
     }
     monkeypatch.setattr(
-        ModelAdapter, "unpatched_attention", lambda *_: pytest.fail("the model's own ran")
+        ModelAdapter,
+        "unpatched_attention",
+        lambda *_: pytest.fail("the model's own ran"),
     )
     _, report = generated(FAMILIES["minimax h3"].make(), "minimax h3", SPARSE)
     assert "sparse" in {each.action for each in entries(report)}
@@ -115,7 +117,9 @@ def test_padded_text_is_cut_and_not_masked(name, variant, monkeypatch):
 
     monkeypatch.setattr(attention_dispatch, "dispatch_attention_fn", dispatch)
     monkeypatch.setattr(
-        ModelAdapter, "_has_faster_attention", lambda self, _, call: self.masks_text(call)
+        ModelAdapter,
+        "_has_faster_attention",
+        lambda self, _, call: self.masks_text(call),
     )
     cut, report = generated(pipe, name, SKIPS, variant)
     assert report.fallbacks == []

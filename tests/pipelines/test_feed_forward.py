@@ -112,7 +112,7 @@ def test_layers_in_chunks_run_dense_and_say_so():
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(generate(pipe, call), expected)
         assert handle.report.fallbacks == [
-            "MLP runs dense in 3 of 3 layers (first: layer 0): its block runs it in chunks"
+            "MLP runs dense in 3 of 3 layers (first: layer 0): its block runs it in chunks",
         ]
         pipe.transformer.disable_forward_chunking()
         generate(pipe, call)
@@ -250,7 +250,7 @@ def test_weights_that_are_offloaded_in_groups_are_not_turned_and_run_dense(pipe)
         assert all(weight.is_contiguous() for weight in second_weights(pipe))
         assert handle.report.fallbacks == [
             f"MLP runs dense in {LAYERS} of {LAYERS} layers (first: layer 0): "
-            "its weights are offloaded in groups, so they cannot be laid out for the kernels"
+            "its weights are offloaded in groups, so they cannot be laid out for the kernels",
         ]
 
 

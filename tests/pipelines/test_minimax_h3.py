@@ -70,7 +70,8 @@ def test_one_call_gives_the_same_in_our_order(name):
     pipe = tiny_h3_pipeline()
     changes = VARIANTS[name] if name else {}
     call = calls_of(
-        pipe.transformer, lambda: generate(pipe, {**VIDEO, **changes}, num_inference_steps=1)
+        pipe.transformer,
+        lambda: generate(pipe, {**VIDEO, **changes}, num_inference_steps=1),
     )[0]
     call["timestep"] = torch.linspace(0.0, 0.9, call["timestep"].numel())
     pipe.scheduler.set_timesteps(9)

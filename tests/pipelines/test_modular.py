@@ -17,7 +17,10 @@ from tests.pipelines.test_families import EXACT, SPARSE, assert_close
 from tests.variants import slow_unless
 
 SCORES = diffusers.LayerSkipConfig(
-    [1], skip_attention=False, skip_attention_scores=True, skip_ff=False
+    [1],
+    skip_attention=False,
+    skip_attention_scores=True,
+    skip_ff=False,
 )
 
 

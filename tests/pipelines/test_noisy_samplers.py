@@ -20,7 +20,7 @@ SKIPS = small_sparse.SPARSE.override(
     {
         "mlp.density": "dense",
         "schedule": {"refresh_every": 10, "full_steps": [0, 1, 4, 6], "sparse_steps": 0.0},
-    }
+    },
 )
 ADDS_NOISE = "adds noise at its steps"
 
@@ -138,7 +138,10 @@ def test_cogvideox_with_its_stochastic_solver(name):
     # A part of the line through both full steps before: see `LINE`.
     assert 0 < (moved * line).sum() < 0.5 * (line * line).sum()
     torch.testing.assert_close(
-        moved / moved.abs().max(), line / line.abs().max(), rtol=1e-2, atol=1e-2
+        moved / moved.abs().max(),
+        line / line.abs().max(),
+        rtol=1e-2,
+        atol=1e-2,
     )
 
 
@@ -162,7 +165,7 @@ def test_trained_weights_keep_the_floors(sampler):
         {
             "mlp.density": "dense",
             "schedule": {"full_steps": FULL_STEPS, "sparse_steps": 0.0, "forecast": 0.75},
-        }
+        },
     )
     make = SAMPLERS[sampler]
     dense = clips.make(make(), 1, 20)

@@ -44,6 +44,7 @@ def test_a_pipeline_without_an_adapter_is_refused(components, said):
     with torch.device("meta"):
         pipe = SimpleNamespace(components={name: make() for name, make in components.items()})
     with pytest.raises(
-        ValueError, match=rf"{said}.*; the command chipsparse models lists the 30 classes"
+        ValueError,
+        match=rf"{said}.*; the command chipsparse models lists the 30 classes",
     ):
         chipsparse.enable(pipe)

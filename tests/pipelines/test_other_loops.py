@@ -39,7 +39,7 @@ CASES = {
 }
 BEFORE = ("nothing", "a call", "a call of as many steps", "a call that broke off")
 SKIPPED = SPARSE.override(
-    {"schedule.refresh_every": 10, "schedule.full_steps": [0, 1, 4], "schedule.sparse_steps": 0.0}
+    {"schedule.refresh_every": 10, "schedule.full_steps": [0, 1, 4], "schedule.sparse_steps": 0.0},
 )
 
 
@@ -154,7 +154,8 @@ def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
 
 
 @pytest.mark.parametrize(
-    ("case", "before"), [("flux unnamed", "a call that broke off"), ("cogvideox", "nothing")]
+    ("case", "before"),
+    [("flux unnamed", "a call that broke off"), ("cogvideox", "nothing")],
 )
 def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, before):
     pipe = made(case)
@@ -246,7 +247,9 @@ def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided
     call(pipe, "wan", num_inference_steps=1)
     assert pipe.do_classifier_free_guidance
     parts = SimpleNamespace(
-        components=pipe.components, scheduler=pipe.scheduler, do_classifier_free_guidance=guided
+        components=pipe.components,
+        scheduler=pipe.scheduler,
+        do_classifier_free_guidance=guided,
     )
     for loop_of, branches in ((parts, 1 + guided), (pipe, 1)):
         with chipsparse.enable(loop_of, SPARSE) as handle:

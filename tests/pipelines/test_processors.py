@@ -51,7 +51,7 @@ def test_a_processor_of_the_users_own_is_left_alone(pipe):
         assert_close(generate(pipe, CALL), expected)
     assert handle.report.fallbacks == [
         f"attention runs dense in 1 of {LAYERS} layers (first: layer 1): "
-        "its processor Other does not dispatch its attention"
+        "its processor Other does not dispatch its attention",
     ]
     last = handle.report.steps[-1]
     assert len(last.fractions("attention")) == LAYERS - 1

@@ -71,7 +71,10 @@ def by_bitsandbytes(transformer, ends=None):
         sizes = linear.in_features, linear.out_features, linear.bias is not None
         made = nn.Linear4bit(*sizes, compute_dtype=torch.float32, quant_type="nf4")
         made.weight = nn.Params4bit(
-            linear.weight.data, requires_grad=False, quant_type="nf4", module=made
+            linear.weight.data,
+            requires_grad=False,
+            quant_type="nf4",
+            module=made,
         )
         made.bias = linear.bias
         block.set_submodule(name, made.to("cpu"))
@@ -130,13 +133,13 @@ OFFLOADS = {
 }
 MAKE = {
     "wan": lambda: tiny_models.tiny_wan_pipeline(
-        transformer=tiny_models.tiny_wan_transformer(num_layers=2)
+        transformer=tiny_models.tiny_wan_transformer(num_layers=2),
     ),
     "flux": lambda: tiny_models.tiny_flux_pipeline(
-        transformer=tiny_models.tiny_flux_transformer(num_layers=1, num_single_layers=1)
+        transformer=tiny_models.tiny_flux_transformer(num_layers=1, num_single_layers=1),
     ),
     "flux2": lambda: tiny_flux2_pipeline(
-        transformer=tiny_flux2_transformer(num_layers=1, num_single_layers=2)
+        transformer=tiny_flux2_transformer(num_layers=1, num_single_layers=2),
     ),
     "hunyuan": lambda: tiny_hunyuan_pipeline(num_layers=1, num_single_layers=2),
 }
@@ -227,7 +230,7 @@ def test_an_mlp_of_which_a_part_is_in_fp8_runs_dense():
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(generate(pipe, call), expected)
     assert [text.split(": ")[-1] for text in handle.report.fallbacks] == [
-        "its weights are not all in FP8, or not all in the same way"
+        "its weights are not all in FP8, or not all in the same way",
     ]
 
 

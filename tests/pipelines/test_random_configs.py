@@ -110,7 +110,7 @@ def drawn_densities(draw):
                 "layers": "1",
                 "attention": draw.choice(["dense", 0.3, 1.0]),
                 "mlp": draw.choice(["dense", 0.3, 0.0]),
-            }
+            },
         ]
     return settings
 
@@ -120,7 +120,7 @@ def drawn_memory(draw):
         "memory": {
             "offload": draw.choice(["auto", "always", "never"]),
             "cache_precision": draw.choice(["full", "full", "fp8"]),
-        }
+        },
     }
 
 

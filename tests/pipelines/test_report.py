@@ -165,7 +165,7 @@ def test_layers_that_all_run_dense_are_said_at_the_first_call(pipe):
     with chipsparse.enable(pipe, CONFIG.override({"mlp.density": "dense"})) as handle:
         other_processors(pipe)
         pipe.transformer.blocks[0].register_forward_pre_hook(
-            lambda *_: seen.append(handle.report.nothing_sparse)
+            lambda *_: seen.append(handle.report.nothing_sparse),
         )
         with pytest.warns(DenseWarning, match="nothing runs sparse: attention runs dense in 3 of"):
             wan(pipe)

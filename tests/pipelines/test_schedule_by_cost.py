@@ -18,7 +18,7 @@ BY_COST = SPARSE.override(
             "sparse_at_most": 0.48,
             "skipping": {"full_share": 0.5, "least_full": 2},
         },
-    }
+    },
 )
 SMALL = {"prompt": PROMPT, "height": 32, "width": 32, "num_frames": 5, "max_sequence_length": 16}
 SAID = "no step is sparse: at this size one takes"

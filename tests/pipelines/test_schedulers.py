@@ -19,7 +19,8 @@ TWICE = ["FlowMatchHeunDiscreteScheduler", "HeunDiscreteScheduler", "KDPM2Discre
 
 def refusal(name):
     return pytest.raises(
-        ValueError, match=rf"^{name} calls the transformer 2 times per denoising step, .* once"
+        ValueError,
+        match=rf"^{name} calls the transformer 2 times per denoising step, .* once",
     )
 
 

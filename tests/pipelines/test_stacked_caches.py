@@ -80,7 +80,8 @@ def count_calls(pipe):
 
 
 @pytest.mark.parametrize(
-    ("name", "config"), [case if case in QUICK else slow(*case) for case in CASES]
+    ("name", "config"),
+    [case if case in QUICK else slow(*case) for case in CASES],
 )
 def test_a_cache_works_as_it_does_alone(name, config):
     model = MODELS[name]

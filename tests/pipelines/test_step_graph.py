@@ -130,7 +130,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-    "name", slow_unless(("prompt", "memory", "scale of a LoRA", "a hook"), CHANGES)
+    "name",
+    slow_unless(("prompt", "memory", "scale of a LoRA", "a hook"), CHANGES),
 )
 def test_what_changes_after_the_recording_counts(name, device, pipe):
     change, launched, why = CHANGES[name]

@@ -129,7 +129,9 @@ CALLS = {
         timestep=timesteps(1, TOKENS),
     ),
     f"ltx, {PER_TOKEN} in a row": lambda: changed(
-        ltx.tiny_ltx_pipeline(), ltx.VIDEO, timestep=timesteps(2 * TOKENS)
+        ltx.tiny_ltx_pipeline(),
+        ltx.VIDEO,
+        timestep=timesteps(2 * TOKENS),
     ),
     f"ltx-2, {PER_TOKEN}": lambda: changed(
         ltx.ltx2_pipeline(),
@@ -138,7 +140,10 @@ CALLS = {
         audio_timestep=torch.full((2, 5), 700.0),
     ),
     "qwen-image, pictures of other timesteps": lambda: of_qwen(
-        (1, 8, 6), (1, 8, 4), (1, 4, 4), config={"zero_cond_t": True}
+        (1, 8, 6),
+        (1, 8, 4),
+        (1, 4, 4),
+        config={"zero_cond_t": True},
     ),
     "qwen-image, layers with their own rotary embeddings": lambda: of_qwen(
         (1, 4, 6),

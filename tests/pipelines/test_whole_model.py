@@ -70,7 +70,9 @@ SHARDED = {
     "FSDP2 by blocks": by_blocks,
     "FSDP1 by blocks": by_fsdp1,
     "tensor parallelism": lambda model, mesh: parallelize_module(
-        model, mesh, {"blocks.0.attn1.to_q": ColwiseParallel()}
+        model,
+        mesh,
+        {"blocks.0.attn1.to_q": ColwiseParallel()},
     ),
 }
 

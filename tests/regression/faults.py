@@ -175,7 +175,8 @@ def rows_off_by_one(patch):
 def columns_off_by_one(patch):
     """Sparse steps read the key and value behind the one that was chosen."""
     change_sparse_attention(
-        patch, lambda call: replace(call, indices=(call.indices + 1) % call.key.shape[2])
+        patch,
+        lambda call: replace(call, indices=(call.indices + 1) % call.key.shape[2]),
     )
 
 

@@ -23,7 +23,8 @@ def centre(frame, colour):
 
 
 @pytest.mark.parametrize(
-    ("folder", "pipeline_class"), [(TINY_FLUX, FluxPipeline), (bundled_model(), WanPipeline)]
+    ("folder", "pipeline_class"),
+    [(TINY_FLUX, FluxPipeline), (bundled_model(), WanPipeline)],
 )
 def test_the_folder_is_complete_small_and_stock(folder, pipeline_class):
     pipe = DiffusionPipeline.from_pretrained(str(folder))

@@ -58,7 +58,7 @@ def test_a_refusal_is_noted_and_the_memory_serves_unpinned(monkeypatch):
     block.memory.fill_(7)
     assert notes == [
         "3.0 MiB of host memory for caches could not be pinned (CUDA error 2): copies to the GPU "
-        "are slower and hold up the host"
+        "are slower and hold up the host",
     ]
 
 

@@ -88,7 +88,7 @@ def test_a_narrow_mlp_runs_dense_and_its_attention_sparse():
     assert reasons.keys() == {(0, "mlp"), (1, "mlp")}
     assert set(reasons.values()) == {
         "by the rates of one NVIDIA H200 a sparse step of it may take up to 0.17 ms, and a "
-        "dense one takes 0.026 ms"
+        "dense one takes 0.026 ms",
     }
     assert slower(SMALL, dense={(1, "mlp")}).keys() == {(0, "mlp")}
     assert slower(with_config(SMALL, {"mlp.density": "dense"})) == {}
@@ -181,7 +181,8 @@ def test_steps_that_wait_for_the_host_are_captured(tokens, heads, layers, width,
 
 
 @pytest.mark.parametrize(
-    ("tokens", "layers", "few"), [(4352, 57, "always"), (119_056, 60, "never")]
+    ("tokens", "layers", "few"),
+    [(4352, 57, "always"), (119_056, 60, "never")],
 )
 def test_what_a_user_asks_for_is_not_weighed_and_a_few_steps_run_as_many_would(tokens, layers, few):
     assert captures(flux_of(tokens, layers=layers, cuda_graphs="always"), BF16)

@@ -37,7 +37,9 @@ def model():
 
 CHANGES = {
     "1.linear._parameters.weight": lambda m: setattr(
-        m[1].linear, "weight", nn.Parameter(torch.ones(2, 2))
+        m[1].linear,
+        "weight",
+        nn.Parameter(torch.ones(2, 2)),
     ),
     "0.linear._parameters.weight": lambda m: setattr(m[0].linear.weight, "data", torch.zeros(2, 2)),
     "0._buffers.table": lambda m: setattr(m[0].table, "data", torch.zeros(2)),

@@ -185,7 +185,12 @@ def test_a_process_ends_although_its_gpu_waits_for_one_that_failed(tmp_path):
     ],
 )
 def test_memory_is_shared_where_all_gpus_reach_each_other(
-    numbers, on_host, reaches, room, expected, monkeypatch
+    numbers,
+    on_host,
+    reaches,
+    room,
+    expected,
+    monkeypatch,
 ):
     def buffers(*_, **__):
         if not room:

@@ -43,7 +43,8 @@ def test_where_profiles_come_from(tmp_path):
     assert relative.is_general
     assert relative.qualities == general.qualities
     with pytest.raises(
-        ValueError, match=r"class UNet; the command chipsparse models lists the 30 "
+        ValueError,
+        match=r"class UNet; the command chipsparse models lists the 30 ",
     ):
         find_profile(None, "UNet")
     by_class = find_profile(tmp_path, "WanTransformer3DModel")
@@ -57,7 +58,7 @@ def test_where_profiles_come_from(tmp_path):
     (tmp_path / "chipsparse.yaml").write_text(
         "model_class: WanTransformer3DModel\n"
         "generation: {height: 64, num_inference_steps: 7}\n"
-        "sparsity: {tile: null, mlp: {density: 0.5}}\n"
+        "sparsity: {tile: null, mlp: {density: 0.5}}\n",
     )
     own = find_profile(tmp_path, "WanTransformer3DModel")
     assert own.source == str(tmp_path / "chipsparse.yaml")

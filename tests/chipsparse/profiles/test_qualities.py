@@ -135,7 +135,9 @@ def test_each_quality_is_faster_than_the_one_before_by_the_classs_own_prices(cas
             quality: decided(qualities[quality], layout, adapter.masked_parts) for quality in NAMED
         }
         check_order(
-            own, {quality: prices(config, layout) for quality, config in own.items()}, bound
+            own,
+            {quality: prices(config, layout) for quality, config in own.items()},
+            bound,
         )
 
 
@@ -162,7 +164,9 @@ def test_each_quality_is_faster_whatever_a_sparse_step_costs(qualities, refresh)
 
 def why_skipped(config, layout, masked=(), steps=50):
     return why_skipping(
-        config, SparsityPlan(decided(config, layout, masked), layout, steps), masked
+        config,
+        SparsityPlan(decided(config, layout, masked), layout, steps),
+        masked,
     )
 
 

@@ -27,7 +27,7 @@ OF_IMAGES = {
     "published": "dddrsssssrsssssrsssssrsssssd dddrsssssrsssssrsssssrsssssrsssssrsssssrsssssrsssd",
 }
 TINY = {
-    "published": "dddddddrssssssrssssssssrssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd"
+    "published": "dddddddrssssssrssssssssrssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd",
 }
 TINY_FLUX = OF_IMAGES | TINY
 TINY_FLUX["balanced"] = (

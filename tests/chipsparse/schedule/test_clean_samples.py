@@ -29,11 +29,12 @@ SAMPLERS = {
     "flow lcm": lambda: diffusers.FlowMatchLCMScheduler(shift=3.0),
     "ltx ancestral": lambda: diffusers.LTXEulerAncestralRFScheduler(eta=0.6),
     "sde-dpm flow": lambda: diffusers.DPMSolverMultistepScheduler(
-        algorithm_type="sde-dpmsolver++", **FLOW
+        algorithm_type="sde-dpmsolver++",
+        **FLOW,
     ),
     **{
         f"{name} {prediction}": lambda make=make, prediction=prediction: make(
-            prediction_type=prediction
+            prediction_type=prediction,
         )
         for prediction in ("epsilon", "v_prediction", "sample")
         for name, make in {
@@ -42,11 +43,14 @@ SAMPLERS = {
             "ddim": lambda **more: diffusers.DDIMScheduler(clip_sample=False, **more),
             "lcm": diffusers.LCMScheduler,
             "sde-dpm": lambda **more: diffusers.DPMSolverMultistepScheduler(
-                algorithm_type="sde-dpmsolver++", **more
+                algorithm_type="sde-dpmsolver++",
+                **more,
             ),
             "stochastic adams": diffusers.SASolverScheduler,
             "sde-dpm, one step": lambda **more: diffusers.DPMSolverSinglestepScheduler(
-                algorithm_type="sde-dpmsolver++", solver_order=1, **more
+                algorithm_type="sde-dpmsolver++",
+                solver_order=1,
+                **more,
             ),
         }.items()
         if (name, prediction) != ("ancestral", "sample")  # which it does not have
@@ -101,7 +105,11 @@ class Loop:
         self.told = []  # whether the clean sample of each step with noise is known
         self.now = None
         self.steps = NoisySteps(
-            scheduler, scheduler.step, step_parameters(scheduler), lambda: self.now, self.tell
+            scheduler,
+            scheduler.step,
+            step_parameters(scheduler),
+            lambda: self.now,
+            self.tell,
         )
 
     def tell(self, scheduler, is_known):
@@ -169,7 +177,11 @@ def test_a_sampler_that_draws_nothing_gets_its_outputs_as_they_are():
     scheduler = Deterministic()
     now = None
     steps = NoisySteps(
-        scheduler, scheduler.step, step_parameters(scheduler), lambda: now, pytest.fail
+        scheduler,
+        scheduler.step,
+        step_parameters(scheduler),
+        lambda: now,
+        pytest.fail,
     )
     given = []
     for step, kind in enumerate(("full", "reused", "full", "reused")):
@@ -207,7 +219,12 @@ def run_two_levels(scheduler, letters, outputs, levels):
     def step(model_output, timestep, sample, generator=None, return_dict=True):
         got.append(model_output)
         return type(scheduler).step(
-            scheduler, model_output, timestep, sample, generator=generator, return_dict=False
+            scheduler,
+            model_output,
+            timestep,
+            sample,
+            generator=generator,
+            return_dict=False,
         )
 
     steps = NoisySteps(scheduler, step, step_parameters(scheduler), lambda: now, lambda *_: None)

@@ -27,7 +27,8 @@ def dense(request):
 @pytest.mark.parametrize("full_steps", LISTS)
 @pytest.mark.parametrize("growth", [0.0, 2.0])
 @pytest.mark.parametrize(
-    "reuse", [trajectories.HOLD, Reuse(1.0, 0.4, correct=False), Reuse(), Reuse(0.5, 0.3)]
+    "reuse",
+    [trajectories.HOLD, Reuse(1.0, 0.4, correct=False), Reuse(), Reuse(0.5, 0.3)],
 )
 def test_a_lists_cost_is_the_error_of_each_gap(dense, full_steps, growth, reuse):
     weights = dense.effects * ((np.arange(STEPS) + 1) / STEPS) ** -growth

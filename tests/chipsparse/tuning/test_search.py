@@ -28,7 +28,13 @@ class MadeUpLab:
     """
 
     def __init__(
-        self, *, sparse_db=0.5, corrected_db=0.0, mlp_seconds=0.0, mlp_db=0.0, measuring=0.0
+        self,
+        *,
+        sparse_db=0.5,
+        corrected_db=0.0,
+        mlp_seconds=0.0,
+        mlp_db=0.0,
+        measuring=0.0,
     ):
         self.sparse_db = sparse_db
         self.corrected_db = corrected_db

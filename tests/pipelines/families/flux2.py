@@ -77,7 +77,7 @@ FAMILIES = [
         {"two references": VARIANTS["two references"]},
         masked={
             "two references": "attention runs dense: the pipeline keeps the keys and values of its "
-            "reference images"
+            "reference images",
         },
         brief=True,
     ),
@@ -106,7 +106,16 @@ def position_ids(rows, columns, image=0):
 
 
 def arguments(
-    latents, timestep, branch, *, height, width, references=(), jumps=False, shorter=0, **_
+    latents,
+    timestep,
+    branch,
+    *,
+    height,
+    width,
+    references=(),
+    jumps=False,
+    shorter=0,
+    **_,
 ):
     """The arguments of the denoise block; references are pairs of rows and columns."""
     batch = len(latents)
@@ -131,7 +140,10 @@ def arguments(
 def flux3(**overrides):
     transformer = seeded(diffusers.Flux3Transformer2DModel, **FLUX3_CONFIG, **overrides)
     return family.Loop(
-        family.strong(transformer), arguments, family.image_tokens(TOKEN_CHANNELS), family.IMAGE_VAE
+        family.strong(transformer),
+        arguments,
+        family.image_tokens(TOKEN_CHANNELS),
+        family.IMAGE_VAE,
     )
 
 

@@ -94,7 +94,9 @@ VARIANTS = {
     "mask with gaps": {"prompt_attention_mask": prompts(VALID)["prompt_attention_mask"].roll(1, 1)},
 }
 skyreels = partial(
-    pipeline, diffusers.HunyuanSkyreelsImageToVideoPipeline, in_channels=2 * CHANNELS
+    pipeline,
+    diffusers.HunyuanSkyreelsImageToVideoPipeline,
+    in_channels=2 * CHANNELS,
 )
 TO_VIDEO = partial(pipeline, diffusers.HunyuanVideoImageToVideoPipeline)
 CHANNELS_BESIDE = 2 * CHANNELS + 1  # the latents, those of a picture and a mask

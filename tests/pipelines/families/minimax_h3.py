@@ -98,7 +98,11 @@ class H3Loop:
         if references:
             kinds = [SimpleNamespace(kind=kind, has_audio=False) for kind, _ in references]
             packed = h3.MiniMaxH3Ref2VAPrepareLayoutStep.build_ref2va_packed_sequence(
-                tags, kinds, conditions, audios, *layout
+                tags,
+                kinds,
+                conditions,
+                audios,
+                *layout,
             )
         else:
             packed = h3.MiniMaxH3PrepareLayoutStep.build_packed_sequence(tags, *layout, keyframes)
@@ -113,17 +117,25 @@ class H3Loop:
             return torch.cat([*(each.expand(batch, -1, -1) for each in before), own], 1).to(device)
 
         video = together(
-            [rows_of_video(each) for each in conditions], rows_of_video(noise(CHANNELS, *size))
+            [rows_of_video(each) for each in conditions],
+            rows_of_video(noise(CHANNELS, *size)),
         )
         audio = together([each[None] for each in audios], noise(2 * sounds, AUDIO_CHANNELS))
         for scheduler in (self.scheduler, self.audio_scheduler):
             scheduler.set_timesteps(num_inference_steps + 1)  # it counts the end as a step
         for at, audio_at in zip(
-            self.scheduler.timesteps, self.audio_scheduler.timesteps, strict=True
+            self.scheduler.timesteps,
+            self.audio_scheduler.timesteps,
+            strict=True,
         ):
             times = float(at), float(audio_at), max(float(at), KEYFRAME_NOISE), 1.0
             timestep, timestep_indices = h3.MiniMaxH3SetTimestepsStep.build_row_timesteps(
-                rows[2], rows[3], condition_rows, audio_rows, tags.numel(), *times
+                rows[2],
+                rows[3],
+                condition_rows,
+                audio_rows,
+                tags.numel(),
+                *times,
             )
             velocity, audio_velocity = self.transformer(
                 hidden_states=video,

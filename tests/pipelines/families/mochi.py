@@ -75,5 +75,5 @@ FAMILIES = [
         },
         masked={"a mask with gaps": f"attention runs dense: {GAPS}"},
         kinds=2,  # the last block makes no text
-    )
+    ),
 ]

@@ -182,9 +182,11 @@ FAMILIES += [
             "a padded prompt": {"padding": 2},
         },
         masked={
-            "a padded prompt": "attention runs dense: the prompts of the batch differ in length, so"
+            "a padded prompt": (
+                "attention runs dense: the prompts of the batch differ in length, so"
+            ),
         },
         kinds=2,  # the first block gets tokens that are cut from a longer sequence
         unpatched_steps=1,
-    )
+    ),
 ]

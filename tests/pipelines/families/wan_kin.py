@@ -90,7 +90,10 @@ def skyreels(arguments=text, **more):
 
 forced = partial(skyreels, forced_arguments, inject_sample_info=True)
 chrono_edit = partial(
-    family.video_loop, diffusers.ChronoEditTransformer3DModel, text, **TRANSFORMER_CONFIG
+    family.video_loop,
+    diffusers.ChronoEditTransformer3DModel,
+    text,
+    **TRANSFORMER_CONFIG,
 )
 VARIANTS = {**family.USUAL, "unguided": {"branches": ("cond",)}}
 UNGUIDED = {**family.VIDEO, "branches": ("cond",)}
@@ -114,6 +117,9 @@ FAMILIES = [
         brief=True,
     ),
     family.Family(
-        "chrono edit", chrono_edit, {**family.VIDEO, "num_frames": 5}, {"batch": {"batch": 2}}
+        "chrono edit",
+        chrono_edit,
+        {**family.VIDEO, "num_frames": 5},
+        {"batch": {"batch": 2}},
     ),
 ]

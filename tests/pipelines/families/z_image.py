@@ -40,7 +40,7 @@ def prompts(*lengths, prefix="", seed=1):
     return {
         f"{prefix}prompt_embeds": [
             random(length, TEXT_DIM, seed=seed + i) for i, length in enumerate(lengths)
-        ]
+        ],
     }
 
 
@@ -58,5 +58,5 @@ FAMILIES = [
             "guided, other lengths": {**GUIDED, **prompts(40)},
         },
         kinds=3,  # those that refine images or prompts are other graphs
-    )
+    ),
 ]

@@ -136,7 +136,9 @@ def everything(names):
         "whole": {name: said(FAMILIES[name].make(), FAMILIES[name].call) for name in REASONS},
         "forced": said(forced(), FAMILIES["skyreels v2"].call),
         "unguided": said(
-            wan_of(4), {**BIG, "guidance_scale": 1.0}, parallel=chipsparse.Parallel(guidance=2)
+            wan_of(4),
+            {**BIG, "guidance_scale": 1.0},
+            parallel=chipsparse.Parallel(guidance=2),
         ),
         "stock": {name: stock(name) for name in ("plain", "compiled", "ring")},
     }
@@ -211,7 +213,7 @@ def stock(name):
         pipe = wan_of(4)
         degree = "ring_degree" if name == "ring" else "ulysses_degree"
         pipe.transformer.enable_parallelism(
-            config=ContextParallelConfig(**{degree: dist.get_world_size()})
+            config=ContextParallelConfig(**{degree: dist.get_world_size()}),
         )
         before = tried(pipe, call)
         with chipsparse.enable(pipe, SPARSE):

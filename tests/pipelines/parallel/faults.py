@@ -64,7 +64,10 @@ def seen():
         found["config"] = said(wan_of(4), CALL, config)
         found["heads"] = said(wan_of(1), CALL)
         found["rows"] = said(
-            wan_of(4), {**CALL, "height": 32, "width": 32, "num_frames": 1}, SPARSE, parallel=ROWS
+            wan_of(4),
+            {**CALL, "height": 32, "width": 32, "num_frames": 1},
+            SPARSE,
+            parallel=ROWS,
         )
         found["tokens"] = said(wan_of(4), {**CALL, "height": 16, "width": 16, "num_frames": 1})
         found["processes"] = said(wan_of(4), CALL, parallel=chipsparse.Parallel(ulysses=3))

@@ -46,7 +46,13 @@ def test_ranks_that_differ_are_seen(tmp_path):
 def test_a_rank_that_breaks_off_ends_the_others_with_its_name(how, shared, said, tmp_path):
     start = time.monotonic()
     alone, broken = run_ranks(
-        2, f"{MODULE}:breaks_off", how, shared, folder=tmp_path, seconds=600, check=False
+        2,
+        f"{MODULE}:breaks_off",
+        how,
+        shared,
+        folder=tmp_path,
+        seconds=600,
+        check=False,
     )
     assert broken.status != 0
     assert alone.status != 0
