@@ -329,80 +329,138 @@ def started(args: argparse.Namespace, photographs: Photographs) -> tuple[Trainin
     return training, teacher
 
 
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that train one model."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @staticmethod
+    def joined(tiny: bool) -> Processes:
+        """Join the others, as the variables of ``torchrun`` say."""
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        device = torch.device("cpu")
+        if torch.cuda.is_available() and not tiny:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(device)
+            torch.backends.cuda.matmul.allow_tf32 = True
+        if world > 1 and not dist.is_initialized():
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(minutes=5))
+        return Processes(int(os.environ.get("RANK", "0")), world, device)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process prints and saves."""
+        return self.rank == 0
+
+    def as_first(self, values: list[float]) -> list[float]:
+        """Return the values of the first process, so that all decide the same."""
+        if self.world == 1:
+            return values
+        shared = torch.tensor(values, device=self.device)
+        dist.broadcast(shared, 0)
+        numbers: list[float] = shared.tolist()
+        return numbers
+
+    def leave(self) -> None:
+        """Wait for the others, and part."""
+        if self.world > 1:
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+class Losses:
+    """The losses since the last line that was printed, by the size of the canvas."""
+
+    def __init__(self) -> None:
+        self._of_size: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
+
+    def add(self, size: tuple[int, ...], loss: Tensor) -> None:
+        """Keep the loss of a step."""
+        self._of_size[size].append(loss.detach())
+
+    def line(self, steps: int) -> str:
+        """Return the means and forget them; raise `RuntimeError` where one is not finite."""
+        by_size = sorted(self._of_size.items())
+        means = {size: torch.stack(losses).mean() for size, losses in by_size}
+        if not all(mean.isfinite() for mean in means.values()):
+            raise RuntimeError(f"the loss of step {steps} is not finite; lower --rate")
+        self._of_size.clear()
+        return ", ".join(f"{'x'.join(map(str, size))}: {mean:.4f}" for size, mean in means.items())
+
+
 def run(args: argparse.Namespace, begun: float) -> Training:
     """Trains in this call, which began at a time of `time.monotonic`."""
-    rank = int(os.environ.get("RANK", "0"))
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and not args.tiny:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-        torch.backends.cuda.matmul.allow_tf32 = True
-    if world > 1 and not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=5))
+    processes = Processes.joined(args.tiny)
     torch.manual_seed(args.seed)  # the same weights in all processes
-    photographs = Photographs(args.photographs, device)
+    photographs = Photographs(args.photographs, processes.device)
     training, teacher = started(args, photographs)
     model = training.model
-    if world > 1:
+    if processes.world > 1:
         for buffer in model.latents.buffers():  # each process has fitted its own
             dist.broadcast(buffer, 0)
     flow = Flow(model.facts["shift"])
     loss: Any = flow if teacher is None else Distillation(teacher, args.distil)
-    if device.type == "cuda":
+    if processes.device.type == "cuda":
         torch._dynamo.config.recompile_limit = 64  # one for each size and mode
         for compiled in filter(None, (model, teacher)):
             compiled.transformer.compile_repeated_blocks(dynamic=False)
-    seed = args.seed + 64 * training.steps + rank + 1  # other clips and noise in each call
+    # Other clips and noise in each call and process.
+    seed = args.seed + 64 * training.steps + processes.rank + 1
     torch.manual_seed(seed)
     clips = Clips(photographs, model, seed)
     canvases = Canvas.parsed(args.plan)
-    losses: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
     for canvas in canvases:  # compiles what is left of them before the clock starts
         if training.seconds < canvas.end * args.seconds:
             loss(model.transformer, *clips.batch(canvas), canvas).backward()
             model.transformer.zero_grad(set_to_none=True)
+    _train(args, begun, processes, training, clips, loss)
+    if processes.first:
+        training.save(args.out)
+    processes.leave()
+    return training
+
+
+def _train(
+    args: argparse.Namespace,
+    begun: float,
+    processes: Processes,
+    training: Training,
+    clips: Clips,
+    loss: Any,
+) -> None:
+    """Takes steps until the steps or the time of the call or of the training are over."""
+    canvases = Canvas.parsed(args.plan)
+    losses = Losses()
     earlier = training.seconds
+    first = training.steps
     loop_began = time.monotonic()
     saved = 0.0
-    first = training.steps
     while args.steps is None or training.steps < first + args.steps:
         if (training.steps - first) % CLOCK_STEPS == 0:
-            passed = time.monotonic() - loop_began
-            in_loop = passed
-            in_call = time.monotonic() - begun
-            if world > 1:  # so that all processes decide the same
-                clock = torch.tensor([in_loop, in_call], device=device)
-                dist.broadcast(clock, 0)
-                in_loop, in_call = clock.tolist()
+            now = time.monotonic()
+            in_loop, in_call = processes.as_first([now - loop_began, now - begun])
             training.seconds = earlier + in_loop
             if training.seconds >= args.seconds or in_call >= args.limit:
                 break
-            if rank == 0 and passed - saved > args.save_every:
+            if processes.first and now - loop_began - saved > args.save_every:
                 training.save(args.out)
                 saved = time.monotonic() - loop_began
         share = training.seconds / args.seconds
         ready = [canvas for canvas in canvases if canvas.begin <= share < canvas.end]
         weights = [canvas.weight for canvas in ready]
         (canvas,) = random.Random(training.steps).choices(ready, weights)  # the same in all
-        value = loss(model.transformer, *clips.batch(canvas), canvas)
-        training.step(value, share, world)
-        losses[canvas.size].append(value.detach())
-        if rank == 0 and training.steps % args.print_every == 0:
-            means = {size: torch.stack(values).mean() for size, values in sorted(losses.items())}
-            if not all(mean.isfinite() for mean in means.values()):
-                raise RuntimeError(f"the loss of step {training.steps} is not finite; lower --rate")
-            text = ", ".join(f"{'x'.join(map(str, size))}: {m:.4f}" for size, m in means.items())
+        value = loss(training.model.transformer, *clips.batch(canvas), canvas)
+        training.step(value, share, processes.world)
+        if processes.first:
+            losses.add(canvas.size, value)
+        if processes.first and training.steps % args.print_every == 0:
+            text = losses.line(training.steps)
             passed = time.monotonic() - loop_began
             print(f"step {training.steps}, {passed:.0f} s, loss {text}", flush=True)
-            losses.clear()
-    if rank == 0:
-        training.save(args.out)
-    if world > 1:
-        dist.barrier()
-        dist.destroy_process_group()
-    return training
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import reprlib
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 
+UNIONS = (typing.Union, types.UnionType)
+LARGEST_FLOAT = sys.float_info.max
 LARGEST = 2**63 - 1  # that a tensor or a kernel takes
 # Values in messages: what somebody passed by mistake may be long, or nested without end.
 _SHORT = reprlib.Repr()
@@ -95,34 +98,51 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
     """Return the value in its declared type (lists become tuples), or raise `ValueError`."""
     value = _unboxed(value)
     origin = typing.get_origin(kind)
-    arguments = typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        kinds = [a for a in arguments if a is not type(None)]
-        if len(kinds) == 1:
-            return _checked(value, kinds[0], path)
-        for one in kinds:
-            with contextlib.suppress(ValueError):
-                return _checked(value, one, path)
-    elif origin is Literal:
-        if isinstance(value, str) and value in arguments:
-            return value
-    elif origin is tuple:
-        if isinstance(value, (list, tuple)):
-            return tuple(_checked(v, arguments[0], f"{path}[{i}]") for i, v in enumerate(value))
-    elif origin is dict:
-        if isinstance(value, Mapping):
-            return dict(value)
-    elif kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            with contextlib.suppress(OverflowError):  # of whole numbers beyond all floats
-                return float(value)
-    elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-        return value
-    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    if origin in UNIONS:
+        return _of_union(value, kind, path)
+    if origin is tuple and isinstance(value, (list, tuple)):
+        of_item = typing.get_args(kind)[0]
+        return tuple(_checked(item, of_item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is dict and isinstance(value, Mapping):
+        return dict(value)
+    if _is_plain(value, kind):
+        return float(value) if kind is float else value
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return build(kind, value, path)
-    raise ValueError(f"{path}: expected {_describe(kind)}, got {shown(value)}")
+    raise _unexpected(value, kind, path)
+
+
+def _of_union(value: Any, kind: Any, path: str) -> Any:
+    """Return the value in the first of several types that takes it."""
+    arguments = typing.get_args(kind)
+    if value is None and type(None) in arguments:
+        return None
+    kinds = [argument for argument in arguments if argument is not type(None)]
+    if len(kinds) == 1:  # whose own sentence says more
+        return _checked(value, kinds[0], path)
+    for one in kinds:
+        with contextlib.suppress(ValueError):
+            return _checked(value, one, path)
+    raise _unexpected(value, kind, path)
+
+
+def _is_plain(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a declared type that has no parts."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return isinstance(value, str) and value in typing.get_args(kind)
+    if origin is not None:
+        return False
+    if isinstance(value, bool):  # which is an int, too
+        return kind is bool
+    if kind is float:
+        # A whole number may be beyond all floats.
+        return isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST_FLOAT)
+    return isinstance(value, kind)
+
+
+def _unexpected(value: Any, kind: Any, path: str) -> ValueError:
+    return ValueError(f"{path}: expected {_describe(kind)}, got {shown(value)}")
 
 
 def _unboxed(value: Any) -> Any:
@@ -147,7 +167,7 @@ def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
 def _describe(kind: Any) -> str:
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
+    if origin in UNIONS:
         return " or ".join(_describe(a) for a in arguments if a is not type(None))
     if origin is Literal:
         return ("one of " if len(arguments) > 1 else "") + ", ".join(map(str, arguments))
