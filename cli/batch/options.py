@@ -72,6 +72,7 @@ class BatchOptions(GenerateOptions):
         default=2,
     )
     prompt: None = None
+    from_: None = None
     guidance_parallel: None = None
     compare: bool = False
     report: None = None
