@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,23 +96,33 @@ class Jobs:
 
     def best(self, scores: Mapping[str, float]) -> list[Entry]:
         """Return the files that finish the best draft of each line; ``scores`` by name of draft."""
-        chosen: dict[str, Entry] = {}
-        for line in dict.fromkeys(line for entry in self.entries for line in entry.lines):
-            drafts = [e for e in self.entries if line in e.lines and e.name in scores]
-            if not drafts:  # all of them failed
-                continue
-            best = max(drafts, key=lambda entry: scores[entry.name])
-            of_line = [f for f in self.finishes if f.draft == best.name and line in f.lines]
-            chosen |= {finish.name: finish for finish in of_line}
-        return list(chosen.values())
+        best: dict[int, str] = {}  # by line; drafts that failed have no score
+        for entry in self.entries:
+            for line in entry.lines if entry.name in scores else ():
+                if line not in best or scores[entry.name] > scores[best[line]]:
+                    best[line] = entry.name
+        return [
+            finish
+            for finish in self.finishes
+            if any(best.get(line) == finish.draft for line in finish.lines)
+        ]
 
-    def shown(self, chosen: Collection[Entry]) -> list[Entry]:
-        """Return all entries, each draft followed by the files that finish it, if there are any."""
+    def shown(self, chosen: Iterable[Entry], *, missing: bool) -> list[Entry]:
+        """Return all entries, each draft followed by the files that finish it, if there are any.
+
+        ``missing``: drafts that are not there count as well.
+        """
+        names = {finish.name for finish in chosen}
         by_draft: dict[str | None, list[Entry]] = defaultdict(list)
         for finish in self.finishes:
-            if finish in chosen or finish.is_there:
+            if finish.name in names or finish.is_there:
                 by_draft[finish.draft].append(finish)
-        return [one for entry in self.entries for one in (entry, *by_draft[entry.name])]
+        shown: list[Entry] = []
+        for entry in self.entries:
+            if missing or entry.is_there:
+                shown.append(entry)
+            shown += by_draft[entry.name]
+        return shown
 
 
 def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) -> Jobs:
@@ -150,11 +160,11 @@ class _Finder:
             "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
         }
         self._known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
-        self._drafts: dict[str, list[int]] = {}  # seeds of drafts that are there, by prompt
+        self._drafts: dict[str, set[int]] = defaultdict(set)  # seeds of the manifest, by prompt
         if options.drafting and options.drafts is None:
             for clip in read_manifest(options.output).values():
                 if clip.stage == "draft" and clip.request.seed is not None:
-                    self._drafts.setdefault(clip.request.prompt, []).append(clip.request.seed)
+                    self._drafts[clip.request.prompt].add(clip.request.seed)
 
     @property
     def requests(self) -> list[Request]:
@@ -173,7 +183,7 @@ class _Finder:
         if self._resolved(own)[1] == self._resolved(drafted)[1]:
             raise UserError("its quality is that of the drafts; name another to finish in")
         wanted = self._options.drafts is not None
-        for seed in seeds if wanted else self._drafts.get(line.prompt, ()):
+        for seed in seeds if wanted else sorted(self._drafts[line.prompt]):
             draft = self._entry(line, seed, drafted, stage="draft")
             # Drafts of other settings have other names, and those that were deleted are let go.
             if not (wanted or draft.is_there or draft.key in self._options.finish_keys):

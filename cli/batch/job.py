@@ -51,17 +51,18 @@ def run(options: BatchOptions) -> None:
         else:
             maker = stack.enter_context(closing(Maker(display)))
             work.make_with = partial(maker.each, folder=options.output, tries=options.tries)
-        # Without --drafts, the drafts are those that are there.
-        drafts_are_wanted = options.drafts is not None or not options.drafting
+        # `--finish` alone makes no drafts: some may have been deleted.
+        only_finishes = options.drafting and options.drafts is None
         try:
-            work.make([*(jobs.entries if drafts_are_wanted else ()), *chosen])
+            work.make(chosen if only_finishes else [*jobs.entries, *chosen])
             if score is not None:
                 chosen = jobs.best(work.scores(jobs.entries, score))
                 work.make(chosen)
         finally:  # what was finished of a batch that is broken off
             stopping.settle()
             if options.output.is_dir():
-                result = work.result(jobs.shown(chosen), place.model.location, start)
+                shown = jobs.shown(chosen, missing=not only_finishes)
+                result = work.result(shown, place.model.location, start)
                 text = page([(options.prompts, result)], images="'self' file:")
                 write_text("--output", options.output / PAGE, text)
     print_result(result, as_json=options.json)

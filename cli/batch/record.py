@@ -134,7 +134,10 @@ class BatchResult(Result):
             text = f"{counted(failed, 'prompt')} failed. Why, stands below."
             alerts.insert(0, view.Alert(text, "error"))
         pictures = self._pictures(common)
-        plain = [pictures[clip.file] for clip in made if clip.stage is None]
+        drafts = {clip.file for clip in made if clip.stage == "draft"}
+        # A draft that was deleted leaves the file that finishes it.
+        alone = [clip for clip in made if clip.stage != "draft" and clip.draft not in drafts]
+        plain = [pictures[clip.file] for clip in alone]
         groups = self._groups(pictures)
         if groups:
             summary.append(("finish", FINISH))

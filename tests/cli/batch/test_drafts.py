@@ -160,9 +160,15 @@ def test_chosen_drafts_are_finished_and_deleted_ones_stay_away(batch, workdir, m
     assert [clip["file"] for clip in by_stage(result)[0]] == [clip["file"] for clip in drafts[1:]]
     known = read_manifest(workdir / "out")[finished["file"]]
     assert (known.stage, known.draft) == ("finished", drafts[5]["file"])
+    # It stays on the page without its draft.
+    (workdir / "out" / finished["draft"]).unlink()
+    counts = batch(*GIVEN, "--finish", key).json()["counts"]
+    assert counts == {"made": 0, "already there": 5, "failed": 0, "missing": 0}
+    page = PageReader((workdir / "out/index.html").read_text())
+    assert finished["file"] in [given["href"] for given in page.all("a")]
     # Both are there from now on, and drafts that are asked for are made again.
     counts = batch(*GIVEN, "--drafts", "3").json()["counts"]
-    assert (counts["made"], counts["already there"]) == (1, 6)
+    assert (counts["made"], counts["already there"]) == (2, 5)
 
 
 def test_the_best_draft_of_each_prompt_is_finished_in_the_same_run(batch, workdir, made):
