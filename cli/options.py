@@ -13,7 +13,7 @@ import inspect
 import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -65,6 +65,13 @@ FROM_PROFILE = "from the profile"
 BESIDE = ("dense", "compare")  # words in the names of the files that ``--compare`` adds
 # What shows or hides something and changes no result.
 SHOWING = frozenset({"json", "debug", "verbose"})
+# What ``--from`` takes of a record: all that decides about a clip, and nothing of the machine.
+REPEATED = (
+    "prompt", "model", "lora", "scheduler", "dtype", "seed", "image", "strength", "height", "width",
+    "frames", "steps", "guidance_scale", "flow_shift", "negative_prompt", "config", "quality",
+    "dense", "fps", "crf",
+)  # fmt: skip
+OUTPUT_MISSING = "missing option '--output' / '-o'; chipsparse generate --help tells more"
 
 
 @dataclass(frozen=True)
@@ -215,6 +222,19 @@ class PrintOptions:
 
         By then no file that is written would replace one of them.
         """
+
+    @classmethod
+    def completed(cls, values: dict[str, Any], typed: Set[str]) -> dict[str, Any]:
+        """Return all values with those of a file that stands for several options; none here.
+
+        Args:
+            values: What was typed, and defaults, by field.
+            typed: The fields that were typed, also those that were typed as the default is.
+
+        Raises:
+            UserError: The file cannot be read, or what it says cannot be done.
+        """
+        return values
 
     def given(self) -> list[str]:
         """Return the options and arguments that are not as if they were left out."""
@@ -382,12 +402,17 @@ class GenerateOptions(GenerationOptions):
     """The options of `generate`; None where one was left out."""
 
     prompt: Prompt | None = argument(help="What to show, in words; or give --prompts.")
-    output: Path = output_option(
+    output: Path = output_option(  # `completed` sees to it that there is one
         "-o",
         help="File to write: .mp4, .webm, .gif, or .png (numbered files for several frames). "
         "Models of images write .png, .jpg or .webp.",
-        default=REQUIRED,
-        shown=False,
+        shown="with --from, NAME-2 in its folder",
+    )
+    from_: Path | None = generation_option(
+        help="Repeat the generation of a record (--report, --json or a batch's manifest), or of a "
+        "file beside its record. Options that are given replace what the record says.",
+        shown="none",
+        metavar="RECORD",
     )
     lora: list[str] | None = model_option(
         help="LoRA to load: a .safetensors file or a folder with one; may be given several times.",
@@ -444,6 +469,14 @@ class GenerateOptions(GenerationOptions):
     verbose: bool = output_option(
         "-v", help="Also tell which kernels ran, and why others did not.", default=False
     )
+
+    @classmethod
+    def completed(cls, values: dict[str, Any], typed: Set[str]) -> dict[str, Any]:
+        if values.get("from_") is not None:
+            return _repeated(cls, values, typed)
+        if values["output"] is None:
+            raise UserError(OUTPUT_MISSING)
+        return values
 
     @property
     def mode(self) -> Literal["dense", "sparse", "compare"]:
@@ -516,7 +549,8 @@ class GenerateOptions(GenerationOptions):
         self.check_model_files()
 
     def reads(self) -> list[Path]:
-        return [*super().reads(), *([] if self.prompts is None else [self.prompts])]
+        named = [file for file in (self.prompts, self.from_) if file is not None]
+        return [*super().reads(), *named]
 
     def writes(self, *, single: bool = True) -> list[Write]:
         """Return all files that may be written; ``single``: each clip is one image, or no PNG."""
@@ -540,17 +574,75 @@ def as_command(run: Callable[[AnyOptions], None]) -> Callable[..., None]:
     kind = get_type_hints(run)["options"]
 
     @functools.wraps(run)
-    def command(**typed: Any) -> None:
-        debug = bool(typed.get("debug"))
+    def command(context: typer.Context, **values: Any) -> None:
+        debug = bool(values.get("debug"))
+        # Only the parser knows whether a value that equals the default was typed.
+        typed = {name for name in values if _source(context, name) != "DEFAULT"}
         with reported_errors(debug=debug):
-            options = read_options(kind, typed)
+            options = read_options(kind, kind.completed(values, typed))
             check_inputs_stay(options.writes(), options.reads())
             options.check_contents()
         with reported_errors(debug=debug, kept=options.kept):
             run(options)
 
-    command.__signature__ = inspect.Signature(_parameters(kind))  # type: ignore[attr-defined]
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *_parameters(kind)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
+
+
+def _source(context: typer.Context, name: str) -> str:
+    """Return where the parser took a value from, such as ``COMMANDLINE`` or ``DEFAULT``."""
+    source = context.get_parameter_source(name)
+    return "DEFAULT" if source is None else source.name
+
+
+def _repeated(
+    kind: type[GenerateOptions], values: dict[str, Any], typed: Set[str]
+) -> dict[str, Any]:
+    """Return the values with those of the record of ``--from`` where nothing was typed."""
+    from chipsparse.cli.generate.repeat import find_record, new_name
+
+    record = find_record(read_value(kind, "from_", values["from_"]))
+    recorded = words_values(kind, record.command)
+    if record.guidance is not None:
+        recorded["guidance_scale"] = record.guidance
+    before = Path(recorded.get("output", ""))
+    needed = [] if "prompts" in typed else ["prompt"]
+    needed.append("seed")
+    if "output" not in typed:
+        needed.append("output")
+    record.check_complete([name for name in needed if name not in {*recorded, *typed}])
+    output = values["output"] or new_name(record.source.with_name(before.name))
+    taken = _taken(recorded, typed, output)
+    for name in ("config", "image"):
+        if name in taken:
+            record.check_file(option_name(name), taken[name])
+    for file in record.loras if "lora" in taken else ():
+        record.check_file("--lora", file)
+    checked = {name: read_value(kind, name, value) for name, value in taken.items()}
+    folder = None if "model" in typed else read_folder(checked.get("model"))
+    if folder is not None:
+        record.check_class(folder.transformer_class, folder.location)
+    return {**values, **checked, "output": output}
+
+
+def _taken(recorded: dict[str, Any], typed: Set[str], output: Path) -> dict[str, Any]:
+    """Return the recorded values that hold beside what was typed, for a file to write."""
+    left_out = set(typed)
+    if "prompts" in typed:
+        left_out.add("prompt")
+    if typed & {"quality", "compare"}:  # about the sparse run
+        left_out.add("dense")
+    if "dense" in typed:
+        left_out.add("quality")
+    suffix = output.suffix.lower()
+    if suffix in IMAGES:
+        left_out.add("fps")
+    if suffix != Path(recorded.get("output", "")).suffix.lower():  # encoders count differently
+        left_out.add("crf")
+    names = [name for name in REPEATED if name in recorded and name not in left_out]
+    return {name: recorded[name] for name in names}
 
 
 def read_options(kind: type[AnyOptions], values: dict[str, Any]) -> AnyOptions:
@@ -581,8 +673,8 @@ def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
 
 
 def option_name(field: str) -> str:
-    """Return ``--guidance-scale`` for ``guidance_scale``."""
-    return f"--{field.replace('_', '-')}"
+    """Return ``--guidance-scale`` for ``guidance_scale``, and ``--from`` for ``from_``."""
+    return f"--{field.rstrip('_').replace('_', '-')}"
 
 
 def command_words(command: str, options: PrintOptions, resolved: dict[str, Any]) -> list[str]:
@@ -592,6 +684,7 @@ def command_words(command: str, options: PrintOptions, resolved: dict[str, Any])
     """
     names = [field.name for field in dataclasses.fields(options)]
     values = {**{name: getattr(options, name) for name in names}, **resolved}
+    values.pop("from_", None)  # the other options have what it says
     declared = _declared(type(options)).items()
     arguments = [name for name, item in declared if item.make is typer.Argument]
     places = [str(values.pop(name)) for name in arguments if values[name] is not None]
@@ -604,6 +697,35 @@ def command_words(command: str, options: PrintOptions, resolved: dict[str, Any])
     if any(place.startswith("-") for place in places):  # else it would be taken for an option
         return ["chipsparse", command, *words, "--", *places]
     return ["chipsparse", command, *places, *words]
+
+
+def words_values(kind: type[PrintOptions], words: Sequence[str]) -> dict[str, Any]:
+    """Return the values, by field and unchecked, of words such as `command_words` gives.
+
+    Raises `UserError` for words of another command, or of options that there are no more.
+    """
+    fields = {option_name(name): name for name in _declared(kind)}
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    places: list[str] = []
+    rest = list(words[2:])  # behind ``chipsparse`` and the name of the command
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            places += rest
+            break
+        if not word.startswith("--"):
+            places.append(word)
+            continue
+        name = fields.get(word)
+        is_flag = hints.get(name or "") is bool
+        if name is None or not (is_flag or rest):
+            raise UserError(f"the recorded command has {word}, which generate does not take")
+        value = True if is_flag else rest.pop(0)
+        values[name] = [*values.get(name, []), value] if name == "lora" else value
+    if places:
+        values["prompt"] = places[0]
+    return values
 
 
 def _declared(kind: type[PrintOptions]) -> dict[str, _Declared]:

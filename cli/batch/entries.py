@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from chipsparse.cli.batch.options import THUMBNAILS, BatchOptions
-from chipsparse.cli.batch.prompt_file import check_lines
-from chipsparse.cli.batch.record import BatchClip, State
+from chipsparse.cli.batch.options import PAGE, THUMBNAILS, BatchOptions
+from chipsparse.cli.batch.prompt_file import Line, check_lines
+from chipsparse.cli.batch.record import BatchClip, Stage, State, read_manifest
 from chipsparse.cli.errors import UserError, described
 from chipsparse.cli.generate.job import KeptPipeline, make, prompt_warnings, record_of
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.model.weights import files_digest, weights_digest
-from chipsparse.cli.options import Item, read_value, seeds_from
+from chipsparse.cli.options import Item
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.request import Place, Request, resolve
 from chipsparse.common.files import IMAGES
@@ -42,67 +43,188 @@ class Entry:
     seed: int
     request: Request  # shared by all prompts with the same settings
     folder: Path  # of the batch
+    stage: Stage | None = None  # None without drafts
+    draft: str | None = None  # name of the draft that it finishes
+
+    @property
+    def key(self) -> str:
+        """The name without its suffix, by which ``--finish`` takes a draft."""
+        return Path(self.name).stem
+
+    @property
+    def is_there(self) -> bool:
+        return (self.folder / self.name).is_file()
 
     def item(self, folder: Path) -> Item:
         label = f"line {self.lines[0]}, seed {self.seed}"
         return Item(0, self.prompt, self.seed, label, output=folder / self.name)
 
     def thumbnail(self, folder: Path) -> Path:
-        return folder / THUMBNAILS / f"{Path(self.name).stem}.jpg"
+        return folder / THUMBNAILS / f"{self.key}.jpg"
 
     def clip(self, state: State, warnings: Sequence[str] = (), **result: Any) -> BatchClip:
         """Return the record of what became of it."""
-        request = record_of(self.request, self.item(self.folder), warnings)
-        return BatchClip(file=self.name, state=state, lines=self.lines, request=request, **result)
+        return BatchClip(
+            file=self.name,
+            state=state,
+            lines=self.lines,
+            request=record_of(self.request, self.item(self.folder), warnings),
+            stage=self.stage,
+            draft=self.draft,
+            **result,
+        )
 
 
-def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) -> list[Entry]:
+@dataclass(frozen=True)
+class Jobs:
+    """The files of a batch, in the order of the lines."""
+
+    entries: list[Entry]  # with ``--drafts`` or ``--finish``, the drafts
+    finishes: list[Entry]  # a file for each draft of each line, of which the chosen ones are made
+
+    def chosen(self, keys: Collection[str], folder: Path) -> list[Entry]:
+        """Return the files that finish drafts; raise `UserError` for keys of no draft."""
+        known = {entry.key for entry in self.entries}
+        unknown = [key for key in keys if key not in known]
+        if unknown:
+            raise UserError(
+                f"--finish {', '.join(unknown)}: {folder} has no such draft of these prompts and "
+                f"settings; {PAGE} there shows the keys"
+            )
+        names = {entry.name for entry in self.entries if entry.key in keys}
+        return [finish for finish in self.finishes if finish.draft in names]
+
+    def best(self, scores: Mapping[str, float]) -> list[Entry]:
+        """Return the files that finish the best draft of each line; ``scores`` by name of draft."""
+        best: dict[int, str] = {}  # by line; drafts that failed have no score
+        for entry in self.entries:
+            for line in entry.lines if entry.name in scores else ():
+                if line not in best or scores[entry.name] > scores[best[line]]:
+                    best[line] = entry.name
+        return [
+            finish
+            for finish in self.finishes
+            if any(best.get(line) == finish.draft for line in finish.lines)
+        ]
+
+    def shown(self, chosen: Iterable[Entry], *, missing: bool) -> list[Entry]:
+        """Return all entries, each draft followed by the files that finish it, if there are any.
+
+        ``missing``: drafts that are not there count as well.
+        """
+        names = {finish.name for finish in chosen}
+        by_draft: dict[str | None, list[Entry]] = defaultdict(list)
+        for finish in self.finishes:
+            if finish.name in names or finish.is_there:
+                by_draft[finish.draft].append(finish)
+        shown: list[Entry] = []
+        for entry in self.entries:
+            if missing or entry.is_there:
+                shown.append(entry)
+            shown += by_draft[entry.name]
+        return shown
+
+
+def find_entries(options: BatchOptions, place: Place, display: ProgressDisplay) -> Jobs:
     """Return the files that the lines ask for, in their order, without loading weights.
 
     Raises one `UserError` for all lines that cannot be made.
     """
-    model, video = place.model, place.model.accepts("num_frames")
-    suffix = options.suffix(video=video)
-    file = options.file(suffix)
-    fixed = {"device": str(place.device), "dtype": place.dtype_name}
-    weights = {
-        "model": weights_digest(model) or model.location,
-        "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
-    }
-    known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
-    entries: dict[str, Entry] = {}
     content = options.file_content
     display.warn(content.warnings)
     problems = dict(content.problems)
     count = len(content.lines) + len(problems)
+    finder = _Finder(options, place)
     for line in content.lines:
-        own: dict[str, Any] = dict(line.settings.items())
         try:
-            seed = read_value(BatchOptions, "seed", own.pop("seed", options.seed))
-            number = read_value(BatchOptions, "num", own.pop("num", options.num or 1))
-            seeds = seeds_from(seed, number)
-            if str(own) not in known:
-                given = options.of_line({**own, **fixed, "output": file})
-                request = resolve(given, place)
-                frames = request.settings.num_frames or 1
-                if f".{suffix}" in IMAGES and frames > 1:
-                    raise UserError(
-                        f"a video of {frames} frames is no single .{suffix}; use --format mp4"
-                    )
-                known[str(own)] = request, {**_decisive(request), **weights}
+            finder.add(line)
         except UserError as error:
             problems[line.number] = str(error)
-            continue
-        request, decisive = known[str(own)]
-        for own_seed in seeds:
-            facts = {"prompt": line.prompt, "seed": own_seed, "settings": decisive}
-            text = json.dumps(facts, sort_keys=True, allow_nan=False)
-            name = f"{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}.{suffix}"
-            asked = (*entries[name].lines, line.number) if name in entries else (line.number,)
-            entries[name] = Entry(name, asked, line.prompt, own_seed, request, options.output)
     check_lines(options.prompts, problems, count=count)
-    display.warn(text for request, _ in known.values() for text in request.warnings)
-    return list(entries.values())
+    display.warn(text for request in finder.requests for text in request.warnings)
+    return Jobs(list(finder.entries.values()), list(finder.finishes.values()))
+
+
+class _Finder:
+    """Turns lines into entries; lines with the same settings share one request."""
+
+    def __init__(self, options: BatchOptions, place: Place) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.finishes: dict[str, Entry] = {}
+        self._options = options
+        self._place = place
+        self._suffix = options.suffix(video=place.model.accepts("num_frames"))
+        self._file = options.file(self._suffix)
+        self._weights = {
+            "model": weights_digest(place.model) or place.model.location,
+            "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
+        }
+        self._known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
+        self._drafts: dict[str, set[int]] = defaultdict(set)  # seeds of the manifest, by prompt
+        if options.drafting and options.drafts is None:
+            for clip in read_manifest(options.output).values():
+                if clip.stage == "draft" and clip.request.seed is not None:
+                    self._drafts[clip.request.prompt].add(clip.request.seed)
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for request, _ in self._known.values()]
+
+    def add(self, line: Line) -> None:
+        """Add the entries of a line; raise `UserError`, which adds none."""
+        own = dict(line.settings)
+        seeds: Sequence[int] = self._options.seeds(own)
+        if not self._options.drafting:
+            self._resolved(own)
+            for seed in seeds:
+                self._note(self.entries, self._entry(line, seed, own))
+            return
+        drafted = self._options.draft_settings(own)
+        if self._resolved(own)[1] == self._resolved(drafted)[1]:
+            raise UserError("its quality is that of the drafts; name another to finish in")
+        wanted = self._options.drafts is not None
+        for seed in seeds if wanted else sorted(self._drafts[line.prompt]):
+            draft = self._entry(line, seed, drafted, stage="draft")
+            # Drafts of other settings have other names, and those that were deleted are let go.
+            if not (wanted or draft.is_there or draft.key in self._options.finish_keys):
+                continue
+            finish = self._entry(line, seed, own, stage="finished", draft=draft.name)
+            self._note(self.entries, draft)
+            self._note(self.finishes, finish)
+
+    def _entry(self, line: Line, seed: int, own: dict[str, Any], **stage: Any) -> Entry:
+        request, decisive = self._resolved(own)
+        facts = {"prompt": line.prompt, "seed": seed, "settings": decisive}
+        text = json.dumps(facts, sort_keys=True, allow_nan=False)
+        name = f"{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}.{self._suffix}"
+        folder = self._options.output
+        return Entry(name, [line.number], line.prompt, seed, request, folder, **stage)
+
+    @staticmethod
+    def _note(known: dict[str, Entry], entry: Entry) -> None:
+        """Add an entry, or its line to the entry that is the same file."""
+        if entry.name in known:
+            lines = [*known[entry.name].lines, *entry.lines]
+            entry = replace(known[entry.name], lines=lines)
+        known[entry.name] = entry
+
+    def _resolved(self, own: dict[str, Any]) -> tuple[Request, dict[str, Any]]:
+        """Return the request of a line's settings, and all of it that decides about the result."""
+        if str(own) in self._known:
+            return self._known[str(own)]
+        fixed = {
+            "device": str(self._place.device),
+            "dtype": self._place.dtype_name,
+            "output": self._file,
+        }
+        request = resolve(self._options.of_line({**own, **fixed}), self._place)
+        frames = request.settings.num_frames or 1
+        if f".{self._suffix}" in IMAGES and frames > 1:
+            raise UserError(
+                f"a video of {frames} frames is no single .{self._suffix}; use --format mp4"
+            )
+        self._known[str(own)] = request, {**_decisive(request), **self._weights}
+        return self._known[str(own)]
 
 
 def _decisive(request: Request) -> dict[str, Any]:
@@ -123,6 +245,11 @@ class Maker(KeptPipeline):
     def __init__(self, progress: ProgressDisplay) -> None:
         super().__init__(plain_lines=0)  # there is one for each file
         self._progress = progress
+
+    def each(self, entries: Sequence[Entry], folder: Path, tries: int) -> Iterator[BatchClip]:
+        """Write one file after the other; see `tried`."""
+        for entry in entries:
+            yield self.tried(entry, folder, tries)
 
     def tried(self, entry: Entry, folder: Path, tries: int) -> BatchClip:
         """Write a file and its thumbnail into a folder, each whole or not at all.

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from annotated_types import Interval
 
 from chipsparse.cli.batch.prompt_file import Line, check_lines, read_lines
 from chipsparse.cli.errors import UserError, check_installed
@@ -16,17 +18,22 @@ from chipsparse.cli.options import (
     GenerateOptions,
     Positive,
     argument,
+    command_words,
     option,
     output_option,
     read_options,
     read_value,
     seeds_from,
 )
+from chipsparse.cli.views.names import bundled_name
 from chipsparse.common.files import IMAGES, Write
 from chipsparse.pipelines.model_files import read_folder
 
 MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"  # names in the folder
+DRAFT = "draft"  # the quality of drafts
+NUM_AND_DRAFTS = "makes finished files of all seeds; --drafts N finishes only the chosen ones"
 worker_option = partial(option, panel="Workers")
+draft_option = partial(option, panel="Drafts")
 
 
 class FileContent(NamedTuple):
@@ -58,6 +65,22 @@ class BatchOptions(GenerateOptions):
         help="mp4, webm or gif for videos; png, jpg or webp for images.",
         shown="mp4, or png of images",
     )
+    drafts: Annotated[int, Interval(ge=1, le=100_000)] | None = draft_option(
+        help="Seeds of each prompt, from --seed on, that are made in the quality draft. index.html "
+        "shows them side by side, to choose which to finish.",
+        shown="none",
+    )
+    best: str | None = draft_option(
+        help="Finish the best draft of each prompt. Scores: clip (the frames resemble the prompt), "
+        "clip:MODEL, sharpness, or a function, as FILE.py:FUNCTION or MODULE:FUNCTION.",
+        shown="none",
+        metavar="SCORE",
+    )
+    finish: str | None = draft_option(
+        help="Finish these drafts in --quality, with the same seeds and settings.",
+        shown="none",
+        metavar="KEY,KEY",
+    )
     engine: Literal["ray"] | None = worker_option(
         help="ray: actors of the Ray cluster that RAY_ADDRESS names, else of this machine.",
         shown="this process; Ray for several GPUs",
@@ -73,6 +96,7 @@ class BatchOptions(GenerateOptions):
         default=2,
     )
     prompt: None = None
+    from_: None = None
     guidance_parallel: None = None
     compare: bool = False
     report: None = None
@@ -81,6 +105,29 @@ class BatchOptions(GenerateOptions):
     @property
     def on_ray(self) -> bool:
         return self.engine == "ray" or (self.gpus or 1) > 1
+
+    @property
+    def drafting(self) -> bool:
+        """Each seed of a prompt has a draft, and a file that finishes it."""
+        return self.drafts is not None or self.finish is not None
+
+    @property
+    def finish_keys(self) -> list[str]:
+        """The keys of ``--finish``, which are the names of drafts without suffix."""
+        words = (word.strip() for word in (self.finish or "").split(","))
+        return [Path(word).stem for word in words if word]
+
+    @property
+    def finish_words(self) -> list[str]:
+        """The words of the command that finishes drafts, but for their keys."""
+        fields = dataclasses.fields(self)
+        usual = [field.name for field in fields if getattr(self, field.name) == field.default]
+        left_out = dict.fromkeys((*usual, "drafts", "best", "finish", "num"))
+        resolved = {
+            "model": None if self.model is None else bundled_name(self.model) or self.model,
+            **left_out,
+        }
+        return command_words("batch", self, resolved)
 
     @cached_property
     def file_content(self) -> FileContent:
@@ -95,12 +142,33 @@ class BatchOptions(GenerateOptions):
         from chipsparse.cli.ranks import check_alone
 
         check_alone("a process of batch")
+        self._check_drafts()
         if self.on_ray:
             check_installed("ray", "ray", "several GPUs need Ray")
         if self.output.exists() and not self.output.is_dir():
             raise UserError(f"--output {self.output} is a file; name a folder")
         if not self.output.exists():  # else files in it would be named as the option's
             check_writable("--output", self.output)
+
+    def _check_drafts(self) -> None:
+        from chipsparse.cli.batch.scores import check_score
+
+        if self.best is not None:
+            if self.drafts is None:
+                raise UserError(f"--best {self.best} chooses among drafts; add --drafts N")
+            if self.finish is not None:
+                raise UserError("--best and --finish exclude each other: both choose the drafts")
+            check_score(self.best)
+        if self.finish is not None and not self.finish_keys:
+            raise UserError("--finish is empty; name drafts by the keys that index.html shows")
+        if self.drafting:
+            self.refuse("--num", why=NUM_AND_DRAFTS)
+            if self.quality == DRAFT:
+                raise UserError("--quality draft is that of the drafts; name another to finish in")
+
+    def draft_settings(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a line's drafts: all but the quality are those of the line."""
+        return {**own, "quality": DRAFT, "dense": False}
 
     def check_contents(self) -> None:
         """Raise one `UserError` for all lines that are wrong, as far as that is known by now."""
@@ -114,15 +182,21 @@ class BatchOptions(GenerateOptions):
         for line in content.lines:
             own = dict(line.settings)
             try:
-                seed = read_value(BatchOptions, "seed", own.pop("seed", self.seed))
-                number = read_value(BatchOptions, "num", own.pop("num", self.num or 1))
-                seeds_from(seed, number)
+                self.seeds(own)
                 if str(own) not in known:
                     self.of_line({**own, "output": self.file(suffix)}).check_contents()
                     known.add(str(own))
             except UserError as error:
                 problems[line.number] = str(error)
         check_lines(self.prompts, problems, count=len(content.lines) + len(content.problems))
+
+    def seeds(self, own: dict[str, Any]) -> range:
+        """Take the seeds out of a line's settings, and return them; raise `UserError`."""
+        if self.drafting and "num" in own:
+            raise UserError(f"num {NUM_AND_DRAFTS}")
+        seed = read_value(BatchOptions, "seed", own.pop("seed", self.seed))
+        usual = self.drafts or self.num or 1
+        return seeds_from(seed, read_value(BatchOptions, "num", own.pop("num", usual)))
 
     def suffix(self, *, video: bool) -> str:
         """Return that of each file, without its dot; raise `UserError` for a video of images."""

@@ -46,6 +46,7 @@ class RayActors:
         if (options.gpus or 1) > there:
             raise UserError(f"--gpus {options.gpus} is more than the {there} {kind}s that Ray has")
         self.count = options.gpus or (there if on_gpu else len(machines))
+        self._idle: list[Any] = []  # actors that have loaded the model, where they made a file
         cpus = 1 if on_gpu else max(1, there // self.count)
         self._kind = ray.remote(num_gpus=int(on_gpu), num_cpus=cpus, max_restarts=0)(_Actor)
 
@@ -60,7 +61,8 @@ class RayActors:
         count, most = min(self.count, len(entries)), self._options.tries
         waiting = [(entry, 0) for entry in reversed(entries)]  # with the tries that were made
         running: dict[Any, tuple[Any, Entry, int]] = {}
-        idle = [self._start() for _ in range(count)]
+        idle = self._idle
+        idle += [self._start() for _ in range(count - len(idle))]
         with display.stage(f"making files with {count} actors"):
             while waiting or running:
                 while waiting and idle:

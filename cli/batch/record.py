@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -11,15 +12,22 @@ from pydantic import ValidationError, computed_field
 
 from chipsparse.cli.batch.options import MANIFEST
 from chipsparse.cli.errors import user_errors
-from chipsparse.cli.generate.record import RequestRecord
+from chipsparse.cli.generate.record import ROW_PROMPT, RequestRecord
 from chipsparse.cli.progress import duration
 from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.names import bundled_name, name_of
 from chipsparse.cli.views.sections import Record, Result, Section, String
-from chipsparse.cli.views.units import counted, seconds_text
+from chipsparse.cli.views.units import counted, seconds_text, shortened
 from chipsparse.common.bounded import Count, Number
 
 State = Literal["made", "already there", "failed", "missing"]
+Stage = Literal["draft", "finished"]
+STAGES: tuple[Stage | None, ...] = (None, "draft", "finished")
+FINISH = "choose drafts on the page, or add --finish KEY,KEY: a key is a name without its suffix"
+CHOOSE = (
+    "Drafts show what a seed gives. Finishing one makes it again with the same seed and settings, "
+    "in the quality of the batch."
+)
 
 
 class BatchClip(Record):
@@ -28,6 +36,10 @@ class BatchClip(Record):
     file: String  # name in the folder
     state: State
     lines: Sequence[Count]  # that ask for it
+    stage: Stage | None = None  # None of a batch without drafts
+    draft: String | None = None  # file of the draft that it finishes
+    score: Number | None = None  # of a draft; larger is better
+    scored_by: String | None = None  # the score of ``--best``
     request: RequestRecord
     seconds: Number | None = None  # with text and decoding; None where not known
     tries: Count | None = None
@@ -41,9 +53,21 @@ class BatchClip(Record):
         return self.state in ("made", "already there")
 
     @property
+    def key(self) -> str:
+        """The name by which ``--finish`` takes a draft."""
+        return Path(self.file).stem
+
+    @property
+    def score_text(self) -> str:
+        return "" if self.score is None else f"{self.scored_by} {self.score:.4g}"
+
+    @property
+    def quality(self) -> str:
+        return "dense" if self.request.mode == "dense" else self.request.quality or "sparse"
+
+    @property
     def settings(self) -> str:
-        quality = "dense" if self.request.mode == "dense" else self.request.quality or "sparse"
-        return ", ".join(filter(None, (self.request.settings.text(), quality)))
+        return ", ".join(filter(None, (self.request.settings.text(), self.quality)))
 
 
 def read_manifest(folder: Path) -> dict[str, BatchClip]:
@@ -78,7 +102,8 @@ class BatchResult(Result):
     page: String
     model: String
     seconds: Number  # of the command
-    clips: Sequence[BatchClip]  # in the order of the lines
+    clips: Sequence[BatchClip]  # in the order of the lines; what finishes a draft follows it
+    finish_command: Sequence[String] = ()  # that finishes drafts, but for ``--finish`` and the keys
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -95,8 +120,6 @@ class BatchResult(Result):
         """Return the counts for the terminal, thumbnails for the page, and what was not made."""
         made = [clip for clip in self.clips if clip.made]
         states = ", ".join(f"{count:,} {state}" for state, count in self.counts.items() if count)
-        settings = list(dict.fromkeys(clip.settings for clip in self.clips))
-        seconds = [clip.seconds for clip in made if clip.seconds is not None]
         model = bundled_name(self.model) or self.model
         summary = [
             ("model", model),
@@ -105,26 +128,19 @@ class BatchResult(Result):
             ("manifest", self.manifest),
             ("page", self.page),
         ]
-        facts = [("model", name_of(model))]
-        if len(settings) == 1:
-            facts.append(("settings", settings[0]))
-        if seconds:
-            facts.append(("time", f"{seconds_text(statistics.median_low(seconds))} each, median"))
-        # Warnings about all are said once.
-        common = set.intersection(*(set(clip.request.warnings) for clip in self.clips))
-        alerts = [view.Alert(text) for text in sorted(common)]
+        common = self._common_warnings()
+        alerts = [view.Alert(text) for text in sorted(set(common.values()))]
         if failed := self.counts["failed"]:
             text = f"{counted(failed, 'prompt')} failed. Why, stands below."
             alerts.insert(0, view.Alert(text, "error"))
-        pictures = []
-        for clip in made:
-            details = [f"seed {clip.request.seed}", *([clip.settings] if len(settings) > 1 else [])]
-            details += [] if clip.seconds is None else [seconds_text(clip.seconds)]
-            notes = [text for text in clip.request.warnings if text not in common]
-            prompt = clip.request.prompt or "(empty)"
-            pictures.append(
-                view.Picture(clip.file, clip.thumbnail, prompt, ", ".join(details), notes)
-            )
+        pictures = self._pictures(common)
+        drafts = {clip.file for clip in made if clip.stage == "draft"}
+        # A draft that was deleted leaves the file that finishes it.
+        alone = [clip for clip in made if clip.stage != "draft" and clip.draft not in drafts]
+        plain = [pictures[clip.file] for clip in alone]
+        groups = self._groups(pictures)
+        if groups:
+            summary.append(("finish", FINISH))
         columns = ["prompt", "why", "settings", "line", "seed"]
         rows = [
             [
@@ -140,6 +156,100 @@ class BatchResult(Result):
         again = "The same command makes them." if rows else ""
         return [
             Section("", [view.Facts(summary)], where="terminal"),
-            Section("", [*alerts, view.Facts(facts), view.Gallery(pictures)], where="page"),
+            Section("", [*alerts, view.Facts(self._facts), view.Gallery(plain)], where="page"),
+            *self._drafts(groups),
+            Section("Finished", [self._finished()], where="terminal"),
             Section("Not made", [view.Table(columns, rows, 3)], again),
         ]
+
+    @property
+    def _facts(self) -> list[tuple[str, str]]:
+        """What all files have in common, and how long they took."""
+        settings = {clip.settings for clip in self.clips}
+        but_quality = {clip.request.settings.text() for clip in self.clips}
+        shared = settings if len(settings) == 1 else but_quality
+        return [
+            ("model", name_of(bundled_name(self.model) or self.model)),
+            ("settings", shared.pop() if len(shared) == 1 else ""),
+            ("time", self._times),
+        ]
+
+    @property
+    def _times(self) -> str:
+        """The median time of a file, of drafts and finished files apart; empty where not known."""
+        times = []
+        for stage in STAGES:
+            of_stage = [clip for clip in self.clips if clip.stage == stage and clip.made]
+            seconds = [clip.seconds for clip in of_stage if clip.seconds is not None]
+            if seconds:
+                name = "" if stage is None else f"{stage} "
+                times.append(f"{name}{seconds_text(statistics.median_low(seconds))}")
+        return f"{', '.join(times)} each, median" if times else ""
+
+    def _common_warnings(self) -> dict[tuple[Stage | None, str], str]:
+        """Return the warnings about all files of a stage, which are said once, as sentences."""
+        warned = {}
+        for stage in STAGES:
+            of_stage = [clip for clip in self.clips if clip.stage == stage]
+            if of_stage:
+                warned[stage] = set.intersection(*(set(c.request.warnings) for c in of_stage))
+        everywhere = set.intersection(*warned.values())
+        return {
+            (stage, text): text if text in everywhere else f"{stage} files: {text}"
+            for stage, texts in warned.items()
+            for text in texts
+        }
+
+    def _pictures(self, common: Mapping[tuple[Stage | None, str], str]) -> dict[str, view.Picture]:
+        """Return the files that were made for the page, without what all have in common."""
+        settings = {clip.settings for clip in self.clips}
+        but_quality = {clip.request.settings.text() for clip in self.clips}
+        pictures = {}
+        for clip in self.clips:
+            if not clip.made:
+                continue
+            details = [
+                f"seed {clip.request.seed}",
+                clip.request.settings.text() if len(but_quality) > 1 else "",
+                clip.quality if len(settings) > 1 and clip.stage != "draft" else "",
+                "" if clip.seconds is None else seconds_text(clip.seconds),
+                clip.score_text,
+            ]
+            detail = ", ".join(text for text in details if text)
+            own = [text for text in clip.request.warnings if (clip.stage, text) not in common]
+            prompt = clip.request.prompt or "(empty)"
+            pictures[clip.file] = view.Picture(clip.file, clip.thumbnail, prompt, detail, own)
+        return pictures
+
+    def _drafts(self, groups: list[tuple[str, list[view.Draft]]]) -> list[Section]:
+        """Return the page's section of drafts, if there are any."""
+        if not groups:
+            return []
+        return [Section("Drafts", [view.Drafts(groups, self.finish_command)], CHOOSE, where="page")]
+
+    def _groups(self, pictures: Mapping[str, view.Picture]) -> list[tuple[str, list[view.Draft]]]:
+        """Return the drafts that were made by prompt and line, each with what finishes it."""
+        finished: dict[str | None, list[view.Picture]] = defaultdict(list)
+        for clip in self.clips:
+            if clip.stage == "finished" and clip.made:
+                finished[clip.draft].append(pictures[clip.file])
+        groups: dict[tuple[int, ...], tuple[str, list[view.Draft]]] = {}
+        for clip in self.clips:
+            if clip.stage == "draft" and clip.made:
+                prompt = clip.request.prompt or "(empty)"
+                group = groups.setdefault(tuple(clip.lines), (prompt, []))
+                draft = view.Draft(clip.key, pictures[clip.file], finished[clip.file])
+                group[1].append(draft)
+        return list(groups.values())
+
+    def _finished(self) -> view.Table:
+        """Return the finished files with the scores of their drafts."""
+        drafts = {clip.file: clip for clip in self.clips if clip.stage == "draft"}
+        rows = []
+        for clip in self.clips:
+            if clip.stage == "finished" and clip.made:
+                prompt = shortened(clip.request.prompt, ROW_PROMPT) or "(empty)"
+                draft = drafts.get(clip.draft or "")
+                score = "" if draft is None or draft.score is None else f"{draft.score:.4g}"
+                rows.append([prompt, clip.file, str(clip.request.seed), score])
+        return view.Table(["prompt", "finished", "seed", "score"], rows, 2)

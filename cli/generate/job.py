@@ -61,6 +61,8 @@ def run(options: GenerateOptions) -> None:
     ):
         try:
             with working(options, rank) as (place, display):
+                if options.from_ is not None and rank.writes:
+                    display.tell(f"repeating {options.from_} as {options.output}")
                 request = resolve(options, place)
                 video = request.model.accepts("num_frames")
                 for item in options.items:

@@ -1,16 +1,22 @@
-"""Results as pages: each one HTML file that needs nothing else, not even scripts."""
+"""Results as pages: each one HTML file that needs nothing else, not even scripts.
+
+Where drafts are to be chosen, a script of the page itself adds checkboxes.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 import itertools
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.frames import Sample, named_samples
@@ -47,6 +53,9 @@ def page(
     """
     numbered = enumerate(results)
     articles = [_article(*pair, samples if n == 0 else ()) for n, pair in numbered]
+    sections = [section for article in articles for section in article["sections"]]
+    has_drafts = any(isinstance(part, view.Drafts) for each in sections for part in each.parts)
+    script = (TEMPLATES / "drafts.js").read_text(encoding="utf-8") if has_drafts else ""
     points = [result.points(file.stem) for file, result in results]
     title = shortened(articles[0]["title"], LONGEST_TITLE) if len(articles) == 1 else ""
     return (
@@ -57,6 +66,9 @@ def page(
             overview=overview_section(points) if sum(map(bool, points)) > 1 else None,
             title=f"{title} - chipsparse" if title else "chipsparse report",
             images=images,
+            script=Markup(script),
+            # The browser runs the script of this hash and no other.
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
             style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
             version=__version__,
         )
@@ -157,6 +169,8 @@ def _environment() -> Environment:
 
     environment = Environment(loader=FileSystemLoader(TEMPLATES), finalize=finalize, **STRICT)
     environment.filters["command"] = command_text
+    # A command that is to be copied keeps its folders; as `Markup` no text is cut.
+    environment.filters["whole_command"] = lambda words: escape(shlex.join(words))
     environment.tests["kind"] = lambda part, name: type(part).__name__.lower() == name
     environment.globals["draw"] = draw
     return environment

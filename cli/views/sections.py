@@ -141,8 +141,31 @@ class Gallery:
         return bool(self.pictures)
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A draft with its key, and the files that finish it."""
+
+    key: str
+    picture: Picture
+    finished: Sequence[Picture] = ()
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The drafts of each prompt side by side, to choose which to finish; for the page alone.
+
+    The page shows the words as they are, with folders, so that the command can be copied.
+    """
+
+    groups: Sequence[tuple[str, Sequence[Draft]]]  # prompts, each with its drafts
+    words: Sequence[str]  # of the command that finishes drafts, but for ``--finish`` and the keys
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
+
+
 # A part without content is false, and is not shown.
-Part: TypeAlias = Tile | Facts | Table | Alert | Items | Code | Chart | Clips | Gallery
+Part: TypeAlias = Tile | Facts | Table | Alert | Items | Code | Chart | Clips | Gallery | Drafts
 
 
 @dataclass(frozen=True)
