@@ -28,9 +28,6 @@ class Share:
     """The share of a call that one of several processes has."""
 
     heads: int  # inside of attention, the most that any of them has
-    first_row: int  # number of its own first query row
-    rows: int  # how many query rows are its own
-    most_rows: int  # the most that any of them has
     tokens: int  # outside of attention, the most that any of them has, text included
     grid_tokens: int  # the same of video or image tokens alone
 
@@ -91,29 +88,17 @@ class ModelLayout:
         """This process's share of the call: all of it where no other process has one."""
         if self.share is not None:
             return self.share
-        rows = self.tokens - self.exact_rows
-        return Share(self.heads, self.exact_rows, rows, rows, self.tokens, self.grid_tokens)
+        return Share(self.heads, self.tokens, self.grid_tokens)
 
     @property
     def query_rows(self) -> range:
-        """This process's rows of self-attention that may run sparse; others see all columns."""
-        first = self.own.first_row
-        return range(first - self.rows_before, first + self.own.rows)
-
-    @property
-    def all_query_rows(self) -> range:
-        """The rows of all processes that may run sparse."""
+        """The rows of self-attention that may run sparse; the others see all columns."""
         return range(self.exact_rows - self.rows_before, self.tokens)
 
     @property
     def exact_rows(self) -> int:
         """Rows of self-attention that see all columns at every step."""
         return self.text_tokens if self.exact_text else 0
-
-    @property
-    def own_query_rows(self) -> int:
-        """The number of `query_rows` of a process, the most that any has."""
-        return self.own.most_rows + self.rows_before
 
     @property
     def own_attention_channels(self) -> int:

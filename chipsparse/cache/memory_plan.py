@@ -47,12 +47,10 @@ ATTENTION_TENSORS = 9
 MLP_TENSORS = 7
 # Where processes share the tokens: q, k, v and output at all times, where others put them; around
 # attention q, k and v as they are sent and received; and behind the last block the tokens of all
-# processes, before and in the output norm with its float32 copies. Where they share query rows, the
-# keys and values of all rows: as they come and as they are read.
+# processes, before and in the output norm with its float32 copies.
 WINDOW_TENSORS = 4
 EXCHANGE_TENSORS = 6
 GATHERED_TENSORS = 8
-RING_TENSORS = 4
 BRANCHES = 2  # guidance branches whose small lists of columns there is room for
 
 
@@ -183,7 +181,7 @@ def _saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
     layout = plan.layout
     assert kept is not None
     if part == "attention":
-        whole = 4.0 * layout.own_query_rows * layout.tokens * layout.own_attention_channels
+        whole = 4.0 * len(layout.query_rows) * layout.tokens * layout.own_attention_channels
     else:
         whole = 4.0 * layout.mlp_tokens(layer) * layout.width * layout.kind(layer).intermediate_size
     return layout.batch * whole * (1 - kept)
@@ -293,13 +291,11 @@ def working_bytes(
         resident = WINDOW_TENSORS * heads_side_by_side
         attention += EXCHANGE_TENSORS * heads_side_by_side
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
-        if layout.own_query_rows < len(layout.all_query_rows):
-            attention += RING_TENSORS * heads * tokens * layout.head_dim * dtype.itemsize
     if config.attention.in_fp8:
         attention += 3 * heads * tokens * layout.head_dim
     sparse = [layer for layer in range(layout.layers) if plan.is_sparse(layer, "attention")]
     if sparse:
-        blocks = block_count(layout.own_query_rows, config.block_size)
+        blocks = block_count(len(layout.query_rows), config.block_size)
         sums = heads * blocks * tokens * min(dtype.itemsize, 4)
         kept = max(plan.attention_keep_count(layer) for layer in sparse)
         attention += min(sums, COLUMN_SUMS_BYTES)

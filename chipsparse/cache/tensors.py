@@ -167,7 +167,7 @@ def kind_bytes(
     dtype: torch.dtype,
 ) -> int:
     """Return the bytes of one layer's tensor of a kind, for one guidance branch."""
-    rows = layout.own_query_rows
+    rows = len(layout.query_rows)
     tokens = layout.mlp_tokens(layer)
     sizes = {
         "heads": layout.own.heads,

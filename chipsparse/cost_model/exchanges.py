@@ -19,9 +19,9 @@ import torch
 
 from chipsparse.cost_model.layer_times import Rates
 from chipsparse.kernels.checks import block_count
-from chipsparse.layout import ModelLayout
+from chipsparse.layout import ModelLayout, Share
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, on_rank, shares
+from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, shares
 from chipsparse.plan import Action, SparsityPlan
 
 
@@ -51,7 +51,7 @@ class Sharing:
     """A generation that is shared by processes."""
 
     plan: SparsityPlan  # of the whole generation: its layout has nobody's share
-    parallel: Parallel  # without a ring, which the commands do not make
+    parallel: Parallel
     branches: int  # transformer calls per step, on all processes
     dtype: torch.dtype  # of the hidden states
     output_channels: int  # that the transformer returns for each video or image token
@@ -78,10 +78,8 @@ class Sharing:
         return [RankShare(branch, layout) for branch in branches for layout in layouts]
 
     def _layout(self, place: int) -> ModelLayout:
-        layout = on_rank(self.plan.layout, self.cut, place)
-        assert layout.share is not None
-        share = replace(
-            layout.share,
+        layout = self.plan.layout
+        share = Share(
             heads=shares(layout.heads, self.parallel.ulysses)[place],
             tokens=self.cut.tokens[place],
             grid_tokens=self.cut.grid[place],
@@ -129,7 +127,7 @@ class Sharing:
 
     def _column_bytes(self, layout: ModelLayout) -> int:
         """Bytes of the columns that a layer keeps, a bit for each."""
-        blocks = block_count(layout.own_query_rows, self.plan.config.block_size)
+        blocks = block_count(len(layout.query_rows), self.plan.config.block_size)
         return layout.batch * layout.own.heads * blocks * -(-layout.tokens // 8)
 
     def sent_bytes(self, action: Action) -> list[int]:

@@ -159,7 +159,7 @@ def layer_time(
     tokens = layout.batch * layout.own.tokens
     attended = layout.batch * layout.tokens * layout.own_attention_channels
     column = 4.0 * attended / rates.attention
-    attention = column * layout.own_query_rows
+    attention = column * len(layout.query_rows)
     sixteen_bit = attention
     sparse = {part for part in PARTS if part not in dense_parts and plan.is_sparse(layer, part)}
     if plan.config.attention.in_fp8:
@@ -209,7 +209,7 @@ def part_seconds(
     )
     idle = 1.0
     if part == "attention":
-        blocks = layout.batch * block_count(layout.own_query_rows, plan.config.block_size)
+        blocks = layout.batch * block_count(len(layout.query_rows), plan.config.block_size)
         row = layout.own_attention_channels * size
         gathered = 2 * blocks * kept_columns(plan, layer) * row
         read, read_dense = (n * layout.batch * layout.tokens * row for n in (3, 4))

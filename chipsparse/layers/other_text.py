@@ -24,10 +24,9 @@ from chipsparse.plan import SparsityPlan
 def aligned(layout: ModelLayout, first: ModelLayout, config: SparsityConfig) -> ModelLayout:
     """Return the layout with rows of zeros, so that query blocks lie as those of the first one.
 
-    As it is where they do without, where no columns are chosen, and where processes share the rows.
+    As it is where they do without, and where no columns are chosen.
     """
-    chooses = config.attention.is_sparse and _is_whole(layout)
-    if not chooses or not layout.text_first or layout.exact_text:
+    if not config.attention.is_sparse or not layout.text_first or layout.exact_text:
         return layout
     return replace(layout, rows_before=(first.text_tokens - layout.text_tokens) % config.block_size)
 
@@ -47,17 +46,13 @@ def fits(chosen: SparsityPlan, own: SparsityPlan, layer: int) -> bool:
     def left(plan: SparsityPlan) -> int:
         return plan.attention_keep_count(layer) - plan.layout.text_tokens
 
-    layouts = (chosen.layout, own.layout)
-    first, second = (replace(own, text_tokens=0, share=None, rows_before=0) for own in layouts)
-    if first != second or not all(map(_is_whole, layouts)):
+    first, second = (
+        replace(plan.layout, text_tokens=0, share=None, rows_before=0) for plan in (chosen, own)
+    )
+    if first != second:
         return False
     distance = _first_row(chosen.layout) - _first_row(own.layout)
     return distance % own.config.block_size == 0 and 2 * left(chosen) >= left(own)
-
-
-def _is_whole(layout: ModelLayout) -> bool:
-    """Return True where this process has all query rows of its heads."""
-    return layout.query_rows == layout.all_query_rows
 
 
 def _first_row(layout: ModelLayout) -> int:

@@ -13,17 +13,23 @@ class Parallel:
         ulysses: processes that share the tokens of a call, and inside of attention its heads
             (Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509).
         guidance: processes that share the guidance branches, 1 or 2; times those of ``ulysses``.
-        ring: processes that share the tokens of a call, and inside of attention its query rows,
-            for which each gathers the keys and values of all; times those of ``ulysses``. For
-            models with fewer heads than there are processes.
 
     Raises:
         ValueError: a degree is no whole number from 1 on, or guidance is more than 2.
+        TypeError: there is no such degree.
     """
 
     ulysses: int = 1
     guidance: int = 1
-    ring: int = 1
+
+    def __new__(cls, ulysses: int = 1, guidance: int = 1, **others: int) -> Parallel:
+        # Other libraries have more degrees, and Python's own error would not name those here.
+        if others:
+            raise TypeError(
+                f"{', '.join(others)}: there is no such degree; use ulysses (processes share the "
+                "heads) or guidance (processes share the guidance branches)",
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, degree in vars(self).items():
@@ -36,11 +42,6 @@ class Parallel:
             )
 
     @property
-    def sharing(self) -> int:
-        """Processes that share the tokens of a call."""
-        return self.ulysses * self.ring
-
-    @property
     def ranks(self) -> int:
         """Processes of them all."""
-        return self.sharing * self.guidance
+        return self.ulysses * self.guidance

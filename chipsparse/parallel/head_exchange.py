@@ -27,14 +27,6 @@ all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_
 
 
 @dataclass(frozen=True)
-class SharingGroup:
-    """The processes that share the tokens of a call."""
-
-    tokens: Any  # their process group
-    ring: int  # how many of them share the query rows of a head
-
-
-@dataclass(frozen=True)
 class Given:
     """The pieces that a process gives to another one, and that it takes from it."""
 
@@ -51,22 +43,22 @@ class Swap:
     """
 
     dim: int  # along which the tensors are cut
-    partners: dict[int, Given]  # by rank, this one among them
+    partners: tuple[Given, ...]  # by rank, this one's among them
 
 
 class HeadExchange:
     """The exchanges of one process with others of its group, which all make the same in order."""
 
-    def __init__(self, group: SharingGroup, peers: Peers) -> None:
-        self.group = group
+    def __init__(self, group: Any, peers: Peers) -> None:
         self.peers = peers
-        self.rank = dist.get_rank(group.tokens)
-        self.ranks = dist.get_world_size(group.tokens)
+        self.rank = dist.get_rank(group)
+        self.ranks = dist.get_world_size(group)
         # Runs around what an exchange adds to a call besides its run beside others: waiting, and
         # packing and unpacking where memory is out of reach. To measure that.
         self.watch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         # Made once of calls of one kind; they lie in the windows.
         self.routes: dict[Any, Any] = {}
+        self._group = group
         self._device: torch.device | None = None
         self._reached = False  # on that device
         self._beside: Any = None  # its stream for copies to others
@@ -88,7 +80,7 @@ class HeadExchange:
         if device != self._device:
             self.close()
             self._device = device
-            self._reached = gpus_reach(self.group.tokens, self.peers, device)
+            self._reached = gpus_reach(self._group, self.peers, device)
             if self._reached:
                 self._beside = torch.cuda.Stream(device, priority=-1)
         if name not in self._windows or self._windows[name].nbytes < nbytes:
@@ -103,7 +95,7 @@ class HeadExchange:
             # A bit larger, so that not every longer prompt needs a new one.
             nbytes += nbytes // 16
             self._windows[name] = Windows(
-                self.group.tokens,
+                self._group,
                 self.peers,
                 nbytes,
                 device,
@@ -125,12 +117,11 @@ class HeadExchange:
         """
         if not self._reached:
             return self._collective(tensors, swap)
-        given = swap.partners.values()
         now = torch.cuda.current_stream(self._device)
         self._beside.wait_stream(now)
         with torch.cuda.stream(self._beside):
-            pieces = [item.piece for item in given]
-            places = [item.there for item in given]
+            pieces = [partner.piece for partner in swap.partners]
+            places = [partner.there for partner in swap.partners]
             copy_pieces(tensors, pieces, places, dim=swap.dim)
             with self.peers.exchange():
                 self._windows[name].meet()
@@ -143,15 +134,15 @@ class HeadExchange:
 
     def _collective(self, tensors: Sequence[torch.Tensor], swap: Swap) -> Callable[[], None]:
         pieces = list[torch.Tensor]()
-        given = [0] * self.ranks
-        taken = [0] * self.ranks
-        places = [place for rank in sorted(swap.partners) for place in swap.partners[rank].taken]
-        for rank, partner in sorted(swap.partners.items()):
+        given = list[int]()
+        taken = list[int]()
+        places = [place for partner in swap.partners for place in partner.taken]
+        for partner in swap.partners:
             piece = partner.piece
             cut = [tensor.narrow(swap.dim, piece.start, len(piece)) for tensor in tensors]
             pieces += [tensor.reshape(-1) for tensor in cut]
-            given[rank] = sum(tensor.numel() for tensor in cut)
-            taken[rank] = sum(place.numel() for place in partner.taken)
+            given.append(sum(tensor.numel() for tensor in cut))
+            taken.append(sum(place.numel() for place in partner.taken))
         sent = torch.cat(pieces)
         received = sent.new_empty(sum(taken))
         with self.peers.exchange():
@@ -160,7 +151,7 @@ class HeadExchange:
                 sent,
                 taken,
                 given,
-                group=self.group.tokens,
+                group=self._group,
                 async_op=True,
             )
 
@@ -194,6 +185,6 @@ class HeadExchange:
             sent[:own] = tensor.transpose(0, 1)
             parts = sent.new_empty(self.ranks, most, batch, channels)
             with self.peers.exchange():
-                all_gather_tensor(parts.flatten(), sent.flatten(), group=self.group.tokens)
+                all_gather_tensor(parts.flatten(), sent.flatten(), group=self._group)
             pieces = [part[:count] for part, count in zip(parts, tokens, strict=True)]
             return torch.cat(pieces).transpose(0, 1)

@@ -1,11 +1,8 @@
 """Tokens for heads and back, around the attention of one layer.
 
 Outside of attention each process has some of the tokens, with all heads. Inside it has some of the
-heads (Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509), of all query rows or, in a ring, of
-some, and of these heads all keys and values. So attention is that of a single process, head by head
-and block by block. No softmax is put together from parts, as when keys pass from process to process
-(Liu et al., "Ring Attention", arXiv 2310.01889): kept columns belong to query rows, and are all
-there.
+heads (Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509), of all tokens. So attention is that of
+a single process, head by head and block by block.
 """
 
 from __future__ import annotations
@@ -45,8 +42,8 @@ class HeadTurns:
     depend on how it is computed, so in that processes may differ.
 
     They start as ``states`` ``[B, n, H, D]`` of this process's tokens. After `receive` the
-    attributes are complete: query ``[B, h, R, D]`` of this process's heads and query rows, key and
-    value ``[B, h, N, D]`` of all tokens. They are valid until the next layer's.
+    attributes are complete: query, key and value ``[B, h, N, D]`` of this process's heads and all
+    tokens. They are valid until the next layer's.
     """
 
     def __init__(
@@ -60,34 +57,29 @@ class HeadTurns:
         self.query, self.key, self.value = (state.transpose(1, 2) for state in route.states)
         with exchange.watch():
             self._receipts = deque(
-                [exchange.start(STATES, states[which], swap) for which, swap in part.inward]
-                for part in route.parts
+                exchange.start(STATES, states, part.inward) for part in route.parts
             )
         self._sent: list[Callable[[], None]] = []
 
     def receive(self) -> None:
         with self._exchange.watch():
             while self._receipts:
-                self._receive_part()
-
-    def _receive_part(self) -> None:
-        for wait in self._receipts.popleft():
-            wait()
+                self._receipts.popleft()()
 
     def attend(self, compute: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-        """Compute the attention ``[B, h', R, D]`` of one part of the heads after the other.
+        """Compute the attention ``[B, h', N, D]`` of one part of the heads after the other.
 
         Returns ``[B, H, n, D]``, of all heads and this process's tokens.
         """
         for part in self._route.parts:
             with self._exchange.watch():
                 if self._receipts:
-                    self._receive_part()
+                    self._receipts.popleft()()
             self._send(part, compute(part.own))
         return self._collected()
 
     def finish(self, output: torch.Tensor) -> torch.Tensor:
-        """Send the attention ``[B, h, R, D]`` of all heads; a result of `attend` passes through."""
+        """Send the attention ``[B, h, N, D]`` of all heads; a result of `attend` passes through."""
         if self._sent:
             return output
         for part in self._route.parts:
@@ -95,7 +87,7 @@ class HeadTurns:
         return self._collected()
 
     def _send(self, part: _Part, output: torch.Tensor) -> None:
-        """Begin to send the attention ``[B, h', R, D]`` of one part to the owners of its tokens."""
+        """Begin to send the attention ``[B, h', N, D]`` of one part to the owners of its tokens."""
         with self._exchange.watch():
             self._sent.append(self._exchange.start(OUTPUT, [output.transpose(1, 2)], part.outward))
 
@@ -113,7 +105,7 @@ class _Part:
     """Some of the heads of every process."""
 
     own: slice  # this process's, among its own
-    inward: tuple[tuple[slice, Swap], ...]  # of some of query, key and value
+    inward: Swap  # of query, key and value
     outward: Swap
 
 
@@ -143,63 +135,46 @@ def _new_route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> 
     batch, _, heads, width = like.shape
     me = exchange.rank
     ranks = range(exchange.ranks)
-    run = [rank // cut.ulysses for rank in ranks]
     tokens = _ranges(cut.tokens)
-    rows = _ranges(cut.query_rows)
-    in_run = [_shifted(tokens[rank], -rows[run[rank]].start) for rank in ranks]
     # By rank and part: the heads among those of the process, and among all.
-    counts = [shares(heads, cut.ulysses)[rank % cut.ulysses] for rank in ranks]
+    counts = shares(heads, exchange.ranks)
     parts = min(PARTS, *counts)
     within = [_ranges(_parts(count, parts)) for count in counts]
-    before = [sum(counts[run[rank] * cut.ulysses : rank]) for rank in ranks]
-    of_all = [[_shifted(part, before[rank]) for part in within[rank]] for rank in ranks]
-
-    def windows(
-        name: str,
-        lengths: Callable[[int], list[int]],
-        heads: list[int],
-    ) -> list[list[torch.Tensor]]:
-        shapes = [[(batch, n, heads[rank], width) for n in lengths(rank)] for rank in ranks]
-        return exchange.windows(name, shapes, like)
-
+    of_all = [
+        [range(own.start + part.start, own.start + part.stop) for part in within[rank]]
+        for rank, own in enumerate(_ranges(counts))
+    ]
     every = sum(cut.tokens)
-    states = windows(STATES, lambda rank: [len(rows[run[rank]]), every, every], counts)
-    outputs = windows(OUTPUT, lambda rank: [cut.tokens[rank]], [heads] * len(ranks))
-    same_run = [rank for rank in ranks if run[rank] == run[me]]
+    states = exchange.windows(STATES, [[(batch, every, n, width)] * 3 for n in counts], like)
+    outputs = exchange.windows(OUTPUT, [[(batch, n, heads, width)] for n in cut.tokens], like)
 
-    def inward(part: int, which: slice) -> Swap:
-        # Query rows are for the processes of this run, keys and values for all.
-        with_query = which.start == 0
-        places = in_run if with_query else tokens
+    def inward(part: int) -> Swap:
         return Swap(
             HEADS,
-            {
-                rank: Given(
+            tuple(
+                Given(
                     of_all[rank][part],
-                    taken=_cut(states[me], which, places[rank], within[me][part]),
-                    there=_cut(states[rank], which, places[me], within[rank][part]),
+                    taken=_cut(states[me], tokens[rank], within[me][part]),
+                    there=_cut(states[rank], tokens[me], within[rank][part]),
                 )
-                for rank in (same_run if with_query else ranks)
-            },
+                for rank in ranks
+            ),
         )
 
     def outward(part: int) -> Swap:
-        own = tokens[me]
-        whole = slice(None)
+        own = range(len(tokens[me]))
         return Swap(
             TOKENS,
-            {
-                rank: Given(
-                    in_run[rank],
-                    taken=_cut(outputs[me], whole, range(len(own)), of_all[rank][part]),
-                    there=_cut(outputs[rank], whole, range(len(tokens[rank])), of_all[me][part]),
+            tuple(
+                Given(
+                    tokens[rank],
+                    taken=_cut(outputs[me], own, of_all[rank][part]),
+                    there=_cut(outputs[rank], range(len(tokens[rank])), of_all[me][part]),
                 )
-                for rank in same_run
-            },
+                for rank in ranks
+            ),
         )
 
-    # Without other runs the query is swapped together with key and value.
-    swapped = [slice(0, 3)] if cut.ring == 1 else [slice(0, 1), slice(1, 3)]
     (output,) = outputs[me]
     return _Route(
         tuple(states[me]),
@@ -207,7 +182,7 @@ def _new_route(exchange: HeadExchange, cut: SequenceCut, like: torch.Tensor) -> 
         tuple(
             _Part(
                 slice(within[me][part].start, within[me][part].stop),
-                tuple((which, inward(part, which)) for which in swapped),
+                inward(part),
                 outward(part),
             )
             for part in range(parts)
@@ -225,18 +200,13 @@ def _parts(heads: int, parts: int) -> Sequence[int]:
 
 def _cut(
     tensors: Sequence[torch.Tensor],
-    which: slice,
     tokens: range,
     heads: range,
 ) -> tuple[torch.Tensor, ...]:
-    """These tokens and heads of some tensors ``[B, N, H, D]``."""
+    """These tokens and heads of tensors ``[B, N, H, D]``."""
     return tuple(
-        tensor[:, tokens.start : tokens.stop, heads.start : heads.stop] for tensor in tensors[which]
+        tensor[:, tokens.start : tokens.stop, heads.start : heads.stop] for tensor in tensors
     )
-
-
-def _shifted(numbers: range, by: int) -> range:
-    return range(numbers.start + by, numbers.stop + by)
 
 
 def _ranges(counts: Iterable[int]) -> list[range]:

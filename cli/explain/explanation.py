@@ -33,7 +33,7 @@ from chipsparse.experiments.clips import planned_share
 from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.parallel.sequence_cut import on_rank
+from chipsparse.parallel.sequence_cut import with_largest_share
 from chipsparse.pipelines.model_sizes import patch_sizes
 from chipsparse.plan import Action
 from chipsparse.profiles.measured import measured_with
@@ -104,7 +104,7 @@ class Forecaster:
         sharing = None if parallel is None else _sharing(request, planned, parallel)
         if sharing is not None and sharing.parallel.ulysses > 1:
             # All plan their memory as the one with the largest share.
-            layout = on_rank(planned.plan.layout, sharing.cut, 0)
+            layout = with_largest_share(planned.plan.layout, sharing.cut)
             planned = replace(planned, plan=replace(planned.plan, layout=layout))
         plan, layers = planned.plan, range(planned.plan.layout.layers)
         calls = planned.branches if sharing is None else sharing.calls

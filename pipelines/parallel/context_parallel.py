@@ -10,15 +10,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from chipsparse.parallel.head_exchange import SharingGroup
 from chipsparse.pipelines.diffusers_hooks import hooks_on
 from chipsparse.pipelines.patches import Patches
 
 HOOKS = ("cp_input---", "cp_output---")
 
 
-def sharing_group(transformer: Any) -> SharingGroup | None:
-    """The processes over which diffusers was set to share the tokens; None where it was not."""
+def sharing_group(transformer: Any) -> Any:
+    """The group of processes over which diffusers was set to share tokens; None: it was not."""
     config = getattr(transformer, "_parallel_config", None)
     if config is None:
         return None
@@ -27,10 +26,14 @@ def sharing_group(transformer: Any) -> SharingGroup | None:
     if context is None or getattr(config, "tensor_parallel_config", None) is not None:
         raise ValueError(
             f"this {name} runs under tensor parallelism, which shares weights between processes; "
-            "chipsparse runs under context parallelism: ContextParallelConfig(ulysses_degree=...) "
-            "or ring_degree",
+            "chipsparse runs under context parallelism: ContextParallelConfig(ulysses_degree=...)",
         )
-    return SharingGroup(context._flattened_mesh.get_group(), context.ring_degree)
+    if context.ring_degree > 1:
+        raise ValueError(
+            f"this {name} runs with ring_degree={context.ring_degree}, and chipsparse has no ring; "
+            "use ulysses_degree",
+        )
+    return context._flattened_mesh.get_group()
 
 
 def take_off(transformer: Any, patches: Patches) -> None:

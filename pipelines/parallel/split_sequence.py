@@ -17,7 +17,7 @@ from chipsparse.layers.state import StepState
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.head_exchange import HeadExchange
 from chipsparse.parallel.head_turns import HeadTurns
-from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
+from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, with_largest_share
 from chipsparse.pipelines.bridge import LayerCall
 
 CUT = "chipsparse_cut"
@@ -31,34 +31,24 @@ SOME_TEXT = 16
 class SplitSequence:
     """The share of one process in the calls of one transformer.
 
-    As many tokens as `rows` stay together, because they share a list of neurons; as many as
-    `query_rows` share a list of columns, where processes share the query rows. Where the blocks
+    As many tokens as `rows` stay together, because they share a list of neurons. Where the blocks
     need text tokens, a process without text passes `SOME_TEXT` of them through, or all where there
     are fewer; attention leaves them out.
     """
 
-    def __init__(
-        self,
-        exchange: HeadExchange,
-        *,
-        rows: int,
-        query_rows: int,
-        needs_text: bool = False,
-    ) -> None:
+    def __init__(self, exchange: HeadExchange, *, rows: int, needs_text: bool = False) -> None:
         self.exchange = exchange
         self._rows = rows
-        self._query_rows = query_rows
         self._spare_text = SOME_TEXT if needs_text else 0
         self._layout: ModelLayout
 
     def open(self, layout: ModelLayout) -> ModelLayout:
         """Cuts the tokens of a call, and returns its layout with this process's share."""
         ranks = self.exchange.ranks
-        ring = self.exchange.group.ring
-        check_heads(layout, ranks // ring)
+        check_heads(layout, ranks)
         self._layout = layout
-        self._cut = cut_sequence(layout, ranks, self._rows, ring=ring, query_rows=self._query_rows)
-        return on_rank(layout, self._cut, self.exchange.rank)
+        self._cut = cut_sequence(layout, ranks, self._rows)
+        return with_largest_share(layout, self._cut)
 
     @property
     def has_text(self) -> bool:

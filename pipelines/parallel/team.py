@@ -14,7 +14,7 @@ from chipsparse.common.version import __version__
 from chipsparse.config import SparsityConfig
 from chipsparse.parallel.agreement import Agreement, BranchColumns
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.parallel.head_exchange import HeadExchange, SharingGroup
+from chipsparse.parallel.head_exchange import HeadExchange
 from chipsparse.parallel.peers import PeerError, Peers
 from chipsparse.pipelines.parallel.context_parallel import sharing_group
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit
@@ -27,17 +27,11 @@ OURS = "chipsparse"  # describes process groups that were made here, and in whic
 class Team:
     """The processes of one patched pipeline, by their global ranks.
 
-    Those that share the tokens of a call follow each other, and of these those that share the
-    heads. Other versions on some of them raise `PeerError`.
+    Those that share the tokens of a call follow each other. Other versions on some of them raise
+    `PeerError`.
     """
 
-    def __init__(
-        self,
-        ranks: Sequence[int],
-        parallel: Parallel,
-        *,
-        group: SharingGroup | None = None,
-    ) -> None:
+    def __init__(self, ranks: Sequence[int], parallel: Parallel, *, group: Any = None) -> None:
         self._all = Peers(ranks)
         self._all.check_same(
             {
@@ -46,7 +40,7 @@ class Team:
                 "version of diffusers": diffusers.__version__,
             },
         )
-        sharing = parallel.sharing
+        sharing = parallel.ulysses
         self.stuck = False  # this GPU waits for a process that failed
         self._groups: list[Any] = []  # of ours
         self._exchange: HeadExchange | None = None
@@ -54,8 +48,9 @@ class Team:
         columns = None
         if sharing > 1:
             together = [ranks[first : first + sharing] for first in range(0, len(ranks), sharing)]
-            group = group or SharingGroup(self._own_group(together), parallel.ring)
-            members = dist.get_process_group_ranks(group.tokens)
+            if group is None:
+                group = self._own_group(together)
+            members = dist.get_process_group_ranks(group)
             self._exchange = HeadExchange(group, Peers(members))
         if parallel.guidance > 1:
             branches = self._own_group([ranks[place::sharing] for place in range(sharing)])
@@ -71,7 +66,6 @@ class Team:
         return SplitSequence(
             self._exchange,
             rows=config.block_size if config.mlp.is_sparse else 1,
-            query_rows=config.block_size if config.attention.is_sparse else 1,
             needs_text=needs_text,
         )
 
@@ -144,9 +138,8 @@ def team_of(transformers: Sequence[Any], parallel: Parallel | None) -> Team | No
                 "enable_parallelism was called on one of this pipeline's transformers only; call "
                 "it on all of them",
             )
-        ranks = dist.get_process_group_ranks(named.tokens)
-        named_degrees = Parallel(ulysses=len(ranks) // named.ring, ring=named.ring)
-        return Team(ranks, named_degrees, group=named)
+        ranks = dist.get_process_group_ranks(named)
+        return Team(ranks, Parallel(ulysses=len(ranks)), group=named)
     if parallel is None or parallel.ranks == 1:
         return None
     if not (dist.is_available() and dist.is_initialized()):

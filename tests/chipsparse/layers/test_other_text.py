@@ -18,7 +18,7 @@ SIZE = 8
 LAYOUT = ModelLayout((LayerKind("block", 2, 16),), 3, 8, 2, ((1, 1, GRID),), text_first=True)
 START = attrgetter("start")
 CONFIG = SparsityConfig(block_size=SIZE)
-SPLIT = Share(heads=3, first_row=0, rows=GRID, most_rows=GRID, tokens=40, grid_tokens=40)
+SPLIT = Share(heads=2, tokens=40, grid_tokens=40)
 LENGTHS = [(4, 4), (16, 0), (0, 16), (21, 2), (2, 21), (13, 12), (40, 17), (17, 40)]
 
 
@@ -78,21 +78,13 @@ def plan(density=0.5, **changes):
     return SparsityPlan(config, replace(LAYOUT, **changes), steps=10)
 
 
-def split(text, **changes):
-    """On a process with all rows of its heads, but for what is changed."""
-    rows = GRID + text
-    share = replace(SPLIT, **{"rows": rows, "most_rows": rows, **changes})
-    return {"text_tokens": text, "share": share}
-
-
 @pytest.mark.parametrize(
     ("other", "own", "expected"),
     [
         (plan(text_tokens=9), plan(text_tokens=1), True),
         (plan(text_tokens=9), plan(text_tokens=4, rows_before=5), True),
         (plan(text_tokens=9), plan(text_tokens=4), False),
-        (plan(**split(9)), plan(**split(4), rows_before=5), True),
-        (plan(**split(9, rows=32)), plan(**split(1, rows=32)), False),
+        (plan(text_tokens=9, share=SPLIT), plan(text_tokens=4, share=SPLIT, rows_before=5), True),
         (plan(text_tokens=9, batch=1), plan(text_tokens=1), False),
         (plan(text_tokens=9, grids=((1, 2, 31),)), plan(text_tokens=1), False),
         (plan(text_tokens=9, samples=(1,)), plan(text_tokens=1, samples=(1,)), True),
@@ -112,13 +104,11 @@ def test_whose_columns_serve(other, own, expected):
         ({"text_first": False}, {}, 0),
         ({"exact_text": True}, {}, 0),
         ({}, {"attention.density": "dense"}, 0),
-        (split(4), {}, 5),
-        (split(4, rows=32), {}, 0),
+        ({"share": SPLIT}, {}, 5),
     ],
 )
 def test_which_queries_get_rows_before_them(changes, config, expected):
     layout = replace(LAYOUT, **{"text_tokens": 4, **changes})
     found = aligned(layout, replace(layout, text_tokens=9), CONFIG.override(config))
     assert found == replace(layout, rows_before=expected)
-    assert found.own_query_rows == layout.own_query_rows + expected
     assert len(found.query_rows) == len(layout.query_rows) + expected

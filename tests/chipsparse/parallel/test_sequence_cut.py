@@ -1,4 +1,4 @@
-"""Where tokens, heads and query rows are cut among processes."""
+"""Where tokens and heads are cut among processes."""
 
 from dataclasses import replace
 
@@ -6,10 +6,9 @@ import pytest
 
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, on_rank
+from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, with_largest_share
 
 ROWS = 16
-QUERY_ROWS = 24
 KIND = LayerKind("block", 2, 64)
 VIDEO = ModelLayout(kinds=(KIND,), heads=5, head_dim=8, batch=1, grids=((4, 8, 8),))
 IMAGE_MLP = replace(VIDEO, kinds=(replace(KIND, mlp_sees_text=False),))
@@ -17,10 +16,6 @@ IMAGE_MLP = replace(VIDEO, kinds=(replace(KIND, mlp_sees_text=False),))
 
 def starts(cut):
     return [cut.first(rank) for rank in range(len(cut.grid))]
-
-
-def ring_cut(layout, ranks, ring):
-    return cut_sequence(layout, ranks, ROWS, ring=ring, query_rows=QUERY_ROWS)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 16])
@@ -57,52 +52,19 @@ def test_blocks_are_counted_from_leading_text_where_the_mlp_sees_it(layout, text
 def test_every_rank_plans_with_the_largest_share():
     text = replace(VIDEO, text_tokens=20)
     cut = cut_sequence(text, 2, ROWS)
-    first, last = (on_rank(text, cut, rank) for rank in range(2))
-    assert first == last
-    assert first.own.tokens == first.mlp_tokens(0) == max(cut.tokens)
-    assert first.tokens == 276
-    cut = ring_cut(VIDEO, 4, 2)  # heads are shared within each run alone
-    layouts = [on_rank(VIDEO, cut, rank) for rank in range(4)]
-    assert {layout.own.heads for layout in layouts} == {3}
-    assert {layout.own_query_rows for layout in layouts} == {max(cut.query_rows)}
-    assert layouts[0].query_rows == layouts[1].query_rows == range(cut.query_rows[0])
-
-
-@pytest.mark.parametrize(("ranks", "ring"), [(2, 2), (3, 3), (6, 2)])
-@pytest.mark.parametrize("text_first", [False, True])
-@pytest.mark.parametrize("text", [0, 33, 96])
-def test_runs_of_a_ring_end_where_lists_of_columns_do(ranks, ring, text, text_first):
-    layout = replace(VIDEO, grids=((8, 8, 16),), text_tokens=text, text_first=text_first)
-    cut = ring_cut(layout, ranks, ring)
-    assert sum(cut.tokens) == layout.tokens
-    assert min(cut.grid) > 0
-    leading = text if text_first else 0
-    firsts = [on_rank(layout, cut, rank).query_rows.start for rank in range(ranks)]
-    assert all(first % QUERY_ROWS == 0 for first in firsts)
-    assert max(cut.query_rows) - min(cut.query_rows) <= 2 * 3 * ROWS
-    # Neurons' blocks are those of one process as well: they are counted from the text.
-    assert all((leading + start) % ROWS == 0 for start in starts(cut)[1:])
-    rows = [on_rank(layout, cut, rank).query_rows for rank in range(0, ranks, ranks // ring)]
-    assert [row for run in rows for row in run] == list(range(layout.tokens))
-
-
-def test_where_no_place_ends_both_kinds_of_blocks_lists_of_columns_decide():
-    cut = ring_cut(replace(IMAGE_MLP, text_tokens=33, text_first=True), 4, 2)
-    run = cut.first(2)
-    assert (33 + run) % QUERY_ROWS == 0
-    assert run % ROWS != 0
-    assert (cut.first(3) - run) % ROWS == 0  # the blocks of the second run begin anew
+    layout = with_largest_share(text, cut)
+    assert layout.own.tokens == layout.mlp_tokens(0) == max(cut.tokens)
+    assert layout.own.heads == 3
+    assert layout.tokens == len(layout.query_rows) == 276
 
 
 def test_what_cannot_be_shared_is_refused_with_the_numbers():
     longer = replace(VIDEO, grids=((1, 8, 12),), text_tokens=480, text_first=True)
-    assert cut_sequence(longer, 6, ROWS, ring=2, query_rows=ROWS).grid == (16,) * 6
+    assert cut_sequence(longer, 6, ROWS).grid == (16,) * 6
     with pytest.raises(ValueError, match=r"96 .* make 6 blocks of 16 rows, fewer than the 8"):
-        cut_sequence(longer, 8, ROWS, ring=2, query_rows=ROWS)
+        cut_sequence(longer, 8, ROWS)
     with pytest.raises(ValueError, match=r"256 .* make 16 blocks of 16 rows, fewer than the 17"):
         cut_sequence(VIDEO, 17, ROWS)
-    with pytest.raises(ValueError, match=r"256 .* make 6 blocks of 48 rows, fewer than the 7"):
-        ring_cut(VIDEO, 7, 7)
     with pytest.raises(ValueError, match="5 attention heads, fewer than the 6"):
         check_heads(VIDEO, 6)
     check_heads(VIDEO, 5)
@@ -112,3 +74,5 @@ def test_what_cannot_be_shared_is_refused_with_the_numbers():
     for degree in (0, 1.5, True, "2"):
         with pytest.raises(ValueError, match="ulysses: must be a whole number from 1 on"):
             Parallel(ulysses=degree)
+    with pytest.raises(TypeError, match=r"ring: there is no such degree; use ulysses .* guidance"):
+        Parallel(ring=2)

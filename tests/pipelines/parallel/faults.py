@@ -18,7 +18,6 @@ from tests.pipelines.small_sparse import generate
 from tests.pipelines.test_families import SPARSE
 
 CALL = {**BIG, "height": 80, "width": 64, "guidance_scale": 1.0}
-ROWS = chipsparse.Parallel(ring=2)
 
 
 def skips_alone():
@@ -48,13 +47,12 @@ def seen():
         alone, _ = run(wan_of(4), CALL, SPARSE, None)
         found = {}
         with refreshes_alone():
-            for name, parallel in (("heads", BOTH), ("rows", ROWS)):
-                result, report = run(wan_of(4), CALL, SPARSE, parallel)
-                found[f"refreshes alone, {name}"] = [
-                    equal_bits.ranks_agree(result),
-                    equal_bits.report_of_layers(report)["attention sparse"],
-                    equal_bits.largest_difference(result, alone),
-                ]
+            result, report = run(wan_of(4), CALL, SPARSE, BOTH)
+        found["refreshes alone"] = [
+            equal_bits.ranks_agree(result),
+            equal_bits.report_of_layers(report)["attention sparse"],
+            equal_bits.largest_difference(result, alone),
+        ]
         with skips_alone():
             found["skips alone"] = said(wan_of(4), CALL)
         found["seed"] = said(wan_of(4), CALL, seed=dist.get_rank())
@@ -63,12 +61,6 @@ def seen():
         config = SPARSE.override({"attention.density": 0.2 + 0.1 * dist.get_rank()})
         found["config"] = said(wan_of(4), CALL, config)
         found["heads"] = said(wan_of(1), CALL)
-        found["rows"] = said(
-            wan_of(4),
-            {**CALL, "height": 32, "width": 32, "num_frames": 1},
-            SPARSE,
-            parallel=ROWS,
-        )
         found["tokens"] = said(wan_of(4), {**CALL, "height": 16, "width": 16, "num_frames": 1})
         found["processes"] = said(wan_of(4), CALL, parallel=chipsparse.Parallel(ulysses=3))
         # The next generation is as if nothing had been.

@@ -106,14 +106,6 @@ def transformers_of(names):
 
 
 @pytest.mark.slow
-def test_two_ranks_share_query_rows(two_ranks):
-    for name in two_ranks[0].result["ring"]:
-        judged = check(name, [each.result["ring"][name] for each in two_ranks])
-        if name in ("ltx, odd size", "one head"):
-            assert judged["cache share"] < 0.55, (name, judged)
-
-
-@pytest.mark.slow
 def test_three_ranks(tmp_path):
     names = ["four heads", "uneven heads", "joint text, four heads", "two experts"]
     ended = run_ranks(3, f"{MODULE}:together", names, folder=tmp_path, seconds=900)
@@ -125,15 +117,12 @@ def test_three_ranks(tmp_path):
 
 @pytest.mark.slow
 def test_four_ranks(tmp_path):
-    ways = {  # cases, how many ranks share the guidance branches, and how many query rows
-        "heads": (["joint text, four heads"], 1, 1),
-        "heads and rows": (["four heads", "joint text, four heads"], 1, 2),
-        "rows": (["one head"], 1, 4),
-        "heads and branches": (["two experts"], 2, 1),
-        "rows and branches": (["one head"], 2, 2),
+    ways = {  # cases, and how many ranks share the guidance branches
+        "heads": (["four heads", "joint text, four heads"], 1),
+        "heads and branches": (["two experts"], 2),
     }
     ended = run_ranks(4, f"{MODULE}:four", ways, folder=tmp_path, seconds=900)
-    for way, (names, guidance, _) in ways.items():
+    for way, (names, guidance) in ways.items():
         for name in names:
             results = [each.result[way][name] for each in ended]
             judged = check(name, results, guided=guidance > 1)
@@ -145,8 +134,10 @@ def test_a_pipeline_that_diffusers_made_parallel(two_ranks):
     for ended in two_ranks:
         for name, found in ended.result["stock"].items():
             assert found["difference"] <= (LARGEST_ROUNDING if name == "compiled" else 0), found
-            # For CPUs diffusers has no ring attention. It says so before and after.
-            assert found["stock"] == "runs" or (name == "ring" and "return_lse" in found["stock"])
             assert found["sparse"]
             assert found["again the same"]
             assert found["restored"]
+        assert ended.result["ring degree"] == (
+            "ValueError: this WanTransformer3DModel runs with ring_degree=2, and chipsparse has no "
+            "ring; use ulysses_degree"
+        )

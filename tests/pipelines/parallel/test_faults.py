@@ -16,20 +16,18 @@ def test_ranks_that_differ_are_seen(tmp_path):
         found = ended.result
         assert found["afterwards"] == 0
         assert found["left"] == [0, 0]  # windows, and new process groups
-        for name in ("heads", "rows"):
-            agree, sparse, difference = found[f"refreshes alone, {name}"]
-            assert agree  # and none waits for the other, though they compute otherwise
-            assert (sparse == 0) == (ended is second)
-            assert difference > 1e-4
+        agree, sparse, difference = found["refreshes alone"]
+        assert agree  # and none waits for the other, though they compute otherwise
+        assert (sparse == 0) == (ended is second)
+        assert difference > 1e-4
         steps = "step 4 of 'cond', refresh and step 4 of 'cond', skip"
         assert f"differ in what they compute: {steps}" in found["skips alone"]
         for name, what in (("seed", "latents"), ("prompt", "prompt"), ("config", "config")):
             assert found[name].startswith(f"PeerError: rank 0 and rank 1 differ in {what}"), name
         assert found["heads"] == (
             "ValueError: this model has 1 attention heads, fewer than the 2 processes that are to "
-            "share them; use fewer, or let them share the query rows (ring)"
+            "share them; use fewer"
         )
-        assert "4 video or image tokens make 1 block of 16 rows" in found["rows"]
         assert "1 video or image tokens make 1 block of 16 rows" in found["tokens"]
         assert "needs 3 processes, and there are 2" in found["processes"]
 
@@ -40,7 +38,7 @@ def test_ranks_that_differ_are_seen(tmp_path):
     [
         ("raises", "ulysses", "rank 1 failed: ArithmeticError: no sum today"),
         ("raises", "guidance", "rank 1 failed: ArithmeticError: no sum today"),
-        ("killed", "ring", "rank 1 is gone or hangs: an exchange of tensors broke off"),
+        ("killed", "ulysses", "rank 1 is gone or hangs: an exchange of tensors broke off"),
     ],
 )
 def test_a_rank_that_breaks_off_ends_the_others_with_its_name(how, shared, said, tmp_path):
