@@ -16,20 +16,10 @@ class Parallel:
 
     Raises:
         ValueError: a degree is no whole number from 1 on, or guidance is more than 2.
-        TypeError: there is no such degree.
     """
 
     ulysses: int = 1
     guidance: int = 1
-
-    def __new__(cls, ulysses: int = 1, guidance: int = 1, **others: int) -> Parallel:
-        # Other libraries have more degrees, and Python's own error would not name those here.
-        if others:
-            raise TypeError(
-                f"{', '.join(others)}: there is no such degree; use ulysses (processes share the "
-                "heads) or guidance (processes share the guidance branches)",
-            )
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, degree in vars(self).items():

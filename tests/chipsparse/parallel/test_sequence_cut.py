@@ -74,5 +74,3 @@ def test_what_cannot_be_shared_is_refused_with_the_numbers():
     for degree in (0, 1.5, True, "2"):
         with pytest.raises(ValueError, match="ulysses: must be a whole number from 1 on"):
             Parallel(ulysses=degree)
-    with pytest.raises(TypeError, match=r"ring: there is no such degree; use ulysses .* guidance"):
-        Parallel(ring=2)
