@@ -51,7 +51,7 @@ def form(studio: Studio) -> tuple[dict[str, Any], gr.Button]:
             example(model), label=LABELS["prompt"], lines=3, placeholder=SUGGESTED
         ),
         "image": gr.Image(
-            label="Image to start from",
+            label=LABELS["image"],
             type="filepath",
             format="png",
             sources=["upload", "clipboard"],
