@@ -164,7 +164,7 @@ def report(options: ReportOptions) -> None:
 def studio(options: StudioOptions) -> None:
     """Open a page on this machine: choose, watch the steps, see dense beside sparse.
 
-    The options are the page's first values. Nothing leaves the machine: no
+    The options are the page's defaults. Nothing leaves the machine: no
     analytics, no share link. Ctrl-C ends it.
     """
     with scratch_folder(prefix="chipsparse-studio-") as folder:

@@ -415,7 +415,8 @@ class GenerateOptions(GenerationOptions):
         metavar="RECORD",
     )
     lora: list[str] | None = model_option(
-        help="LoRA to load: a .safetensors file or a folder with one; may be given several times.",
+        help="LoRA to load: a .safetensors file, a folder with one or a hub name; may be given "
+        "several times.",
         shown="none",
         metavar="PATH[:SCALE]",
     )

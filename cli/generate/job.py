@@ -167,13 +167,20 @@ class KeptPipeline:
         self.report: GenerationReport | None = None
         self._held: GenerationReport | None = None
         self._patches = ExitStack()
-        self._loaded: tuple[str, type] | None = None
+        self._loaded: tuple[object, ...] | None = None  # all that `Request.load` depends on
         self._settings: GenerateOptions | None = None
         self._maker: Any = None  # a `ClipMaker` for these settings
 
     def load(self, request: Request, display: ProgressDisplay) -> bool:
         """Load the pipeline; return False where it is there already; raise `UserError`."""
-        wanted = request.model.location, request.model.pipeline_class
+        options = request.options
+        wanted = (
+            request.model.location,
+            request.model.pipeline_class,
+            options.scheduler,
+            options.flow_shift,
+            tuple(options.loras),
+        )
         if self._loaded == wanted:
             return False
         self.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from chipsparse.cli.errors import UserError, check_installed, user_errors
+from chipsparse.pipelines.model_files import hub_answers
 
 SUFFIX = ".safetensors"
 
@@ -23,9 +25,10 @@ class Lora:
 
 
 def read_lora(text: str) -> Lora:
-    """Return the LoRA of ``PATH`` or ``PATH:SCALE``, a file or a folder with one; load nothing.
+    """Return the LoRA of ``PATH`` or ``PATH:SCALE``; load nothing into a model.
 
-    Raises `UserError` where there is none, or the package for it is missing.
+    The path is a file, a folder with one, or a hub name, whose file is fetched. Raises `UserError`
+    where there is none, or the package for it is missing.
     """
     path, scale = Path(text).expanduser(), 1.0
     before, colon, behind = text.rpartition(":")
@@ -68,13 +71,39 @@ def load_loras(pipe: Any, loras: list[Lora]) -> None:
 
 def _file(path: Path) -> Path:
     if not path.exists():
-        raise UserError(f"--lora {path} does not exist; name a file or folder on this machine")
+        owner = re.fullmatch(r"([^/.~][^/]*)/[^/]+", str(path))
+        if owner is not None and path.suffix != SUFFIX and not Path(owner[1]).is_dir():
+            return _fetched(str(path))
+        raise UserError(
+            f"--lora {path} does not exist; name a file or folder on this machine, or one of the "
+            "Hugging Face hub as owner/name"
+        )
     if not path.is_dir():
         if path.suffix != SUFFIX:
             raise UserError(f"--lora {path} must end in {SUFFIX}")
         return path
     files = sorted(path.glob(f"*{SUFFIX}"))
-    if len(files) != 1:
-        held = ", ".join(file.name for file in files) or "none"
-        raise UserError(f"--lora {path} must hold one {SUFFIX} file, or name it; it holds {held}")
+    _check_one(path, [file.name for file in files])
     return files[0]
+
+
+def _fetched(hub_name: str) -> Path:
+    """Return the file of a hub name, out of the cache where the hub does not answer."""
+    from huggingface_hub import list_repo_files, snapshot_download
+
+    online = hub_answers()
+    what = f"--lora {hub_name} is not here and could not be fetched from the Hugging Face hub"
+    with user_errors(Exception, what=what):
+        if online:  # a whole model, which has many files, is not fetched
+            names = [name for name in list_repo_files(hub_name) if name.endswith(SUFFIX)]
+            _check_one(hub_name, names)
+        folder = snapshot_download(
+            hub_name, allow_patterns=f"*{SUFFIX}", local_files_only=not online
+        )
+    return _file(Path(folder))
+
+
+def _check_one(place: Path | str, names: list[str]) -> None:
+    if len(names) != 1:
+        held = ", ".join(names) or "none"
+        raise UserError(f"--lora {place} must hold one {SUFFIX} file, or name it; it holds {held}")

@@ -45,6 +45,12 @@ def choose_scheduler(model: ModelDescription, options: GenerationOptions, *, spa
         return with_flow_shift(own if chosen is None else chosen, flow_shift)
 
 
+def compatible_schedulers(model: ModelDescription) -> list[str]:
+    """Return the schedulers of diffusers that take the config of the model's own."""
+    own = _own(model)
+    return [] if own is None else sorted(kind.__name__ for kind in own.compatibles)
+
+
 def _of_name(name: str, own: Any, *, sparse: bool) -> Any:
     wanted = _letters(name)
     if not wanted:

@@ -187,6 +187,41 @@ def test_what_is_no_lora(workdir, text, sentence):
         read_lora(text)
 
 
+@pytest.mark.parametrize("online", [True, False])
+def test_a_lora_of_the_hub(loras, monkeypatch, online, workdir):
+    asked = []
+
+    def snapshot(name, *, allow_patterns, local_files_only):
+        asked.append((name, allow_patterns, local_files_only))
+        return str(loras[0].parent)
+
+    monkeypatch.setattr("chipsparse.cli.model.lora.hub_answers", lambda: online)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    held = ["style.safetensors", "README.md"]
+    monkeypatch.setattr("huggingface_hub.list_repo_files", lambda _: held)
+    assert read_lora("owner/style:0.5") == Lora(loras[0], 0.5)
+    assert asked == [("owner/style", "*.safetensors", not online)]
+    held.append("more.safetensors")
+    if online:  # of a whole model nothing is fetched
+        with pytest.raises(UserError, match=r"it holds style\.safetensors, more\.safetensors"):
+            read_lora("owner/style")
+        assert len(asked) == 1
+    with pytest.raises(UserError, match=r"--lora owner/style\.safetensors does not exist"):
+        read_lora("owner/style.safetensors")
+    (workdir / "owner").mkdir()
+    with pytest.raises(UserError, match="--lora owner/style does not exist"):
+        read_lora("owner/style")
+
+
+def test_a_hub_name_that_cannot_be_fetched(monkeypatch):
+    monkeypatch.setattr("chipsparse.cli.model.lora.hub_answers", lambda: False)
+    sentence = (
+        "--lora no-owner/style is not here and could not be fetched from the Hugging Face hub: "
+    )
+    with pytest.raises(UserError, match=sentence):
+        read_lora("no-owner/style")
+
+
 def test_names_of_loras_with_colons_and_a_missing_package(workdir, loras, monkeypatch):
     (workdir / "a:1.safetensors").write_bytes(loras[0].read_bytes())
     for text, scale in (("a:1.safetensors", 1.0), ("a:1.safetensors:-0.5", -0.5)):

@@ -16,6 +16,7 @@ import time
 import pytest
 
 from chipsparse import load_profile
+from tests.cli.studio.test_studio import contrast
 from tests.tiny_models import PROMPT
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -24,6 +25,22 @@ HERE = PACKAGES and CHROMIUM and DRIVER
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HERE, reason="no browser, or no gradio")]
 
 SECONDS = 120
+STEM = PROMPT.replace(" ", "-")
+PLAYING = "return [...document.querySelectorAll('video')].map(video => video.paused)"
+# Of hints and of what empty fields show: the text, its colour and that of its ground.
+COLOURS = """
+const ground = element => {
+  const colour = getComputedStyle(element).backgroundColor;
+  return /, 0\\)$/.test(colour) ? ground(element.parentElement) : colour;
+};
+const places = '.cs-hint, [data-testid=block-info] + div, input, textarea';
+const hints = document.querySelectorAll(places);
+return [...hints].filter(element => element.offsetParent && !element.value).map(element => [
+  element.placeholder || element.innerText,
+  getComputedStyle(element, element.placeholder ? '::placeholder' : null).color,
+  ground(element),
+]);
+"""
 # Runs the command, and tells of each connection that is not within this machine.
 GUARDED = """
 import sys
@@ -65,6 +82,12 @@ def address(model_folder, tmp_path_factory):
         process.kill()
 
 
+EXAMPLES = {
+    "tiny-wan": "a red circle moves left over a blue gradient",
+    "tiny-flux": "a red circle to the left of a blue square over a gray gradient",
+}
+
+
 def until(ask, shown):
     """The first true answer; an error while the page changes is none."""
     from selenium.common.exceptions import WebDriverException
@@ -100,8 +123,10 @@ def page(browser, address):
     """The page, fresh, with a prompt."""
     page = Driven(browser)
     page.resize(1280, 900)
+    browser.get(f"{address}/theme.css")  # where nothing else writes into the storage
+    page.run("localStorage.clear()")
     browser.get(address)
-    page.wait(lambda: page.all("#generate"))
+    page.wait(lambda: page.one("#generate").is_enabled() or page.one("#stop").is_enabled())
     page.write("#prompt textarea", PROMPT)
     return page
 
@@ -135,15 +160,29 @@ class Driven:
         self.wait(lambda: self.one(selector)).send_keys(Keys.CONTROL, "a")
         self.one(selector).send_keys(text)
 
-    def generate(self, **more):
-        """Generates, with further settings."""
-        if more and not self.all("#height input"):
-            self.one("button.label-wrap").click()
-        for name, value in more.items():
+    def generate(self, **fields):
+        """Generates, with these values of fields."""
+        if fields and not self.all("#height input"):
+            self.open_more()
+        for name, value in fields.items():
             self.write(f"#{name} input", value)
         self.wait(lambda: self.one("#generate").is_enabled())
         self.one("#generate").click()
         self.wait(lambda: not self.one("#generate").is_enabled() or self.all(".cs-alert"))
+
+    def open_more(self):
+        self.one("button.label-wrap").click()
+        self.wait(lambda: self.all("#height input"))
+
+    def value(self, selector):
+        return self.one(selector).get_attribute("value")
+
+    def shows(self, selector, text):
+        self.wait(lambda: self.value(selector) == text)
+
+    def downloads(self):
+        names = "return [...document.querySelectorAll('.cs-pictures a')].map(a => a.download)"
+        return self.run(names)
 
     def result(self):
         """Returns the numbers of the result, by their names."""
@@ -166,6 +205,11 @@ def test_a_video_from_the_prompt_to_the_saved_profile(page, address, model_folde
     assert {"sparse, all steps", "dense, all steps", "as fast as dense", "SSIM"} < set(tiles)
     assert re.fullmatch(r"[\d.]+ dB", tiles["PSNR"])
     assert page.texts(".cs-strip li") == [*"DRSS", *"DDDD"]
+    assert page.texts(".cs-asked h2") == [PROMPT]
+    assert page.texts(".cs-asked p")[0].startswith("seed 0, 48x32 pixels, 5 frames, 4 steps")
+    assert page.downloads() == [f"{STEM}-0-dense.mp4", f"{STEM}-0-profile.mp4"]
+    page.one(".cs-both").click()
+    page.wait(lambda: page.run(PLAYING) == [False, False])
     # Both players play the same size; the slider shows the frame that is asked for.
     page.wait(lambda: [p[:2] for p in page.pixels("video", "video")] == [[48, 32]] * 2)
     both = page.wait(lambda: [p for p in page.pixels() if p[:2] == [48, 32]][:2])
@@ -187,20 +231,37 @@ def test_a_video_from_the_prompt_to_the_saved_profile(page, address, model_folde
     # A phone shows all of it in one column.
     page.resize(390, 844)
     assert page.run("return document.documentElement.scrollWidth") <= 390
-    assert page.one("#view").rect["y"] > page.one("#generate").rect["y"]
+    assert page.one("#result").rect["y"] > page.one("#generate").rect["y"]
 
 
 def test_a_model_of_images_is_chosen_and_what_does_not_fit_is_said(page, flux_folder):
     page.write("#model input", f"{flux_folder}\n")
     page.wait(lambda: "FluxTransformer2DModel" in page.one("#model").text)
+    page.shows("#prompt textarea", "")  # the example was for another model
+    page.write("#prompt textarea", PROMPT)
     page.generate(height="33")
-    fitting = "--height 33 does not fit this model, which needs a multiple of 16; use 32 or 48"
+    fitting = "Height: 33 does not fit this model, which needs a multiple of 16; use 32 or 48"
     page.wait(lambda: page.texts(".cs-alert") == [fitting])
+    page.generate(seed="-1")
+    page.wait(lambda: page.texts(".cs-alert") == ["Seed: -1 must be greater than or equal to 0"])
+    page.generate(seed="1.5")
+    page.wait(lambda: page.texts(".cs-alert") == ["Seed: 1.5 must be a valid integer"])
+    # Loaded anew, the page has the fields and no error.
+    page.browser.refresh()
+    page.wait(lambda: page.all("#seed input") and page.value("#seed input") == "1.5")
+    page.wait(lambda: "FluxTransformer2DModel" in page.one("#model").text)
+    assert page.value("#prompt textarea") == PROMPT
+    assert not page.all(".cs-alert")
+    page.write("#seed input", "2")
+    page.open_more()
+    assert page.value("#height input") == "33"
     assert not page.all("#frames input")
     page.generate(height="48")
     assert "PSNR" in page.result()
     page.wait(lambda: [p[:2] for p in page.pixels()].count([48, 48]) == 2)
     page.wait(lambda: [p[:2] for p in page.pixels(".cs-pictures img")] == [[48, 48]] * 2)
+    assert not page.all(".cs-alert")
+    assert page.downloads() == [f"{STEM}-2-dense.png", f"{STEM}-2-profile.png"]
     page.one("#compare input").click()
     page.generate()
     assert set(page.result()) == {"sparse, all steps", "of dense's operations"}
@@ -221,8 +282,60 @@ def test_a_generation_is_watched_and_stopped_also_from_a_page_that_is_loaded_ane
     page.wait(lambda: page.texts(".cs-stage strong") == ["stopped"])
     assert 0 < len(page.steps_done()) < 400
     page.wait(lambda: page.one("#generate").is_enabled() and not page.one("#stop").is_enabled())
-    page.write("#prompt textarea", PROMPT)
-    page.generate()
+    page.generate(steps="4")
     made = page.result()
     page.browser.refresh()
     assert page.result() == made
+
+
+def test_the_first_screen_has_an_example_and_says_what_the_model_is(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.open_more()
+    defaults = {"height": "32", "width": "48", "frames": "5", "steps": "4", "seed": "0"}
+    for name, default in defaults.items():
+        assert page.value(f"#{name} input") in ("", "0")
+        assert page.one(f"#{name} input").get_attribute("placeholder") == default
+    assert "Takes no image to start from." in page.one("#model").text
+    assert not page.all("#image")
+    page.write("#prompt textarea", Keys.BACKSPACE)
+    for name, steps in (("tiny-flux", "50"), ("tiny-wan", "50")):
+        page.write("#model input", f"{name} (bundled)\n")
+        page.shows("#prompt textarea", EXAMPLES[name])
+        assert "A toy that was trained on simple shapes" in page.one("#model").text
+        assert page.one("#steps input").get_attribute("placeholder") == steps
+        assert bool(page.all("#image")) == (name == "tiny-flux")
+    hint = "published is the schedule that was published first, to compare with."
+    assert hint in page.one("#quality").text
+    page.one("#dice").click()
+    page.wait(lambda: page.value("#seed input") != "0")
+    assert 0 <= int(page.value("#seed input")) < 2**32
+
+
+def test_a_result_of_the_session_is_shown_again(page):
+    page.generate(seed="31")
+    page.result()
+    page.wait(lambda: page.texts("#estimate")[0].startswith("About "))
+    page.one("#compare input").click()
+    page.generate(seed="32")
+    page.wait(lambda: page.texts(".cs-results small")[:2][0].startswith("seed 32"))
+    page.result()
+    assert not page.all("#beside")
+    page.all(".cs-results button")[1].click()
+    page.wait(lambda: page.texts(".cs-asked p")[0].startswith("seed 31, "))
+    page.wait(lambda: page.all("#beside"))
+    assert len(page.all("video")) == 2
+
+
+def test_hints_are_readable_in_both_schemes(page):
+    page.open_more()
+    for scheme in ("light", "dark"):
+        page.run("document.body.classList.toggle('dark', arguments[0])", scheme == "dark")
+        seen = page.wait(lambda: page.run(COLOURS))
+        assert len(seen) > 5
+        for text, colour, ground in seen:
+            assert contrast(as_hex(colour), as_hex(ground)) >= 4.5, (scheme, text)
+
+
+def as_hex(colour):
+    return "#" + "".join(f"{int(n):02x}" for n in re.findall(r"\d+", colour)[:3])

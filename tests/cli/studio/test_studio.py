@@ -1,23 +1,34 @@
 """The work behind the page: the same bits as `generate`, previews, stops that hold, refusals."""
 
 import json
+import re
 import threading
 import time
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from PIL import Image
+from safetensors.torch import save_file
 
-from chipsparse import load_profile
+import chipsparse.cli.studio
+from chipsparse import bundled_model, load_profile
 from chipsparse.cli.media.read import read_clip
+from chipsparse.cli.options import GenerationOptions
+from chipsparse.cli.progress import silent_display
+from chipsparse.cli.request import place_on, resolve
+from chipsparse.cli.studio import no_faster, run
+from chipsparse.cli.studio.labels import with_labels
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview, arrange
-from chipsparse.cli.studio.run import KEPT, STOPPED, WAITING, Live, Studio
+from chipsparse.cli.studio.run import KEPT, STOPPED, WAITING, Live, Studio, file_name
 from chipsparse.experiments import clips
+from chipsparse.experiments.records import StepResult
 from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT
 
@@ -113,9 +124,6 @@ def test_a_dense_clip_is_made_once_and_none_that_does_not_fit(made, make):
     assert KEPT in again.notes
     other = make(seed=4, compare=False)
     assert ([*other.made], other.quality, KEPT in other.notes) == (["sparse"], None, False)
-    sentence, end = "--height 33 does not fit this model", make(height=33)
-    assert sentence in end.error
-    assert sentence in end.html()
 
 
 def test_stopping(made, make, watched, studio, flux_folder, monkeypatch):
@@ -212,19 +220,242 @@ def test_what_a_closed_page_began_is_any_page_s_to_stop(studio, held, how):
 def test_the_view_has_steps_and_numbers_and_no_prompt_can_write_it(made):
     live = made[0]
     sparse, dense = live.made["sparse"], live.made["dense"]
-    step, page = sparse.steps[2], PageReader(live.html())
+    step, page = sparse.steps[2], PageReader(live.result_html())
     assert page.problems == []
     times = dense.denoising_seconds / sparse.denoising_seconds
     numbers = {f"{live.quality.psnr_db:.2f} dB", f"{live.quality.ssim:.4f}"}
     assert numbers | {f"{times:.2f}\N{MULTIPLICATION SIGN}"} <= set(page.texts)
     (third,) = (given["title"] for _, given in page.elements if "step 3: s" in str(given))
     assert third.startswith(f"step 3: sparse, {step.attention_kept:.1%} of attention, ")
+    assert page.headings[0] == PROMPT
+    settings = "seed 3, 48x32 pixels, 4 steps, guidance 3, "
+    assert any(text.startswith(settings) for text in page.texts)
     letters = [text for text in page.texts if text in ("D", "R", "S")]
     assert letters == [*"DRSS", *"DDDD", *"DRS"]  # both runs, and the legend
     evil = Live("<b>x</b>")
     evil.doing = "<b>y</b>"
     read = PageReader(evil.html())
     assert "".join([*read.headings, *read.texts]).count("<b>") == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"height": "33"}, "Height: 33 does not fit this model, which needs a multiple of 16; "),
+        ({"seed": "-1"}, "Seed: -1 must be greater than or equal to 0"),
+        ({"seed": "1.5"}, "Seed: 1.5 must be a valid integer"),
+        ({"steps": "many"}, "Steps: many must be a valid integer"),
+        ({"frames": "5"}, "FluxPipeline has no num_frames; leave Frames out"),
+        ({"lora": "a.safetensors"}, "LoRA: a.safetensors does not exist"),
+        ({"scheduler": "UniPC"}, "Scheduler: UniPC is none of diffusers' schedulers"),
+        ({"strength": "0.5"}, "Strength: is about the image of Image, and there is none"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_refusal_names_the_field(make, fields, sentence):
+    end = make(**fields)
+    assert end.error.startswith(sentence)
+    assert (end.clips, "Traceback" in end.error) == ({}, False)
+    assert end.error in PageReader(end.html()).texts
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        ("--flow-shift 3: no", "Flow shift: 3: no"),
+        ("--quality: no such", "Quality: no such"),
+        ("fewer --frames or --steps", "fewer Frames or Steps"),
+        ("--negative-prompt is text", "Negative prompt: is text"),
+        ("use --dtype bfloat16 and --config", "use --dtype bfloat16 and --config"),
+    ],
+)
+def test_options_become_labels(option, field):
+    assert with_labels(option) == field
+
+
+def test_a_page_that_is_loaded_anew_has_the_latest_result_and_no_error(studio, made, make):
+    assert make(seed="-1").error
+    shown = studio.shown("new")
+    assert shown.clips
+    assert shown is [*studio.results.values()][-1]
+    assert studio.shown("").error  # the page's own
+
+
+def test_what_an_empty_field_takes(studio, flux_folder):
+    def steps(studio, **fields):
+        return studio.resolve({"model": str(flux_folder), **fields}).settings.num_inference_steps
+
+    assert steps(studio, steps="", seed="") == 4  # the model's
+    assert steps(studio, steps="7") == 7
+    options = StudioOptions(model=str(flux_folder), device="cpu", steps=5, seed=9)
+    with closing(Studio(options, studio._folder)) as typed:
+        assert steps(typed, steps="") == 5
+        assert typed.resolve({"model": str(flux_folder)}).generate_options.seed == 9
+        other = typed.resolve({"model": str(bundled_model("tiny-flux"))})
+        assert other.settings.num_inference_steps == 50
+
+
+def test_results_are_listed_and_named_by_what_was_asked(studio, made, make):
+    live = made[0]
+    stem = PROMPT.replace(" ", "-")
+    names = {way: file.name for way, file in live.clips.items()}
+    assert names == {"sparse": f"{stem}-3-profile.png", "dense": f"{stem}-3-dense.png"}
+    live = make(seed=5, compare=False)
+    page = PageReader(studio.results_html())
+    numbers = [given["data-number"] for _, given in page.elements if "data-number" in given]
+    assert numbers == [str(number) for number in reversed(studio.results)]
+    assert numbers[0] == str(live.number)
+    assert page.problems == []
+    details = [text for text in page.texts if text.startswith("seed ")]
+    psnr = made[0].quality.psnr_db
+    speedup = f"{made[0].speedup:.2f}\N{MULTIPLICATION SIGN} as fast"
+    assert details[0] == "seed 5"
+    assert details[-made[0].number] == f"seed 3, {speedup}, PSNR {psnr:.2f} dB"
+
+
+def test_names_of_files():
+    assert file_name("A cat, in the RAIN!", 7) == "a-cat-in-the-rain-7"
+    assert file_name("../\N{CJK UNIFIED IDEOGRAPH-732B}", 0) == "clip-0"
+    assert file_name("word " * 40, 1) == "-".join(["word"] * 12) + "-1"
+
+
+def test_the_oldest_results_go_with_their_files(make, studio, monkeypatch):
+    first = make(seed=20, compare=False)
+    monkeypatch.setattr(run, "MOST_RESULTS", len(studio.results))
+    oldest = next(iter(studio.results.values()))
+    last = make(seed=21, compare=False)
+    assert oldest.number not in studio.results
+    assert not oldest.profile.parent.exists()
+    assert first.clips["sparse"].exists()
+    assert last.number in studio.results
+
+
+def test_the_time_is_that_of_the_same_work_before(make, studio, flux_folder):
+    fields = {"model": str(flux_folder), "prompt": "x", "seed": 40, "compare": True, "steps": "3"}
+    assert studio.estimate(fields) == ""
+    seconds = make(**fields).seconds
+    assert seconds > 0
+    text = f"About {run.duration(seconds)}, as before."
+    assert studio.estimate({**fields, "prompt": "another", "seed": "41"}) == text
+    assert studio.estimate({**fields, "steps": "5"}) == ""
+    assert make(**fields).seconds is None  # the dense one was there
+
+
+def test_an_image_to_start_from(made, make, tmp_path):
+    file = tmp_path / "red.png"
+    Image.new("RGB", (96, 64), "red").save(file)
+    live = make(image=str(file), strength="0.5")
+    assert len(live.runs[0].actions) == len(live.runs[0].planned) == 2
+    assert [item.way for item in live.runs] == ["sparse", "dense"]  # no dense clip of before
+    assert {"from red.png", "strength 0.5"} <= set(live.facts)
+    assert live.command[live.command.index("--image") + 1] == "red.png"
+    assert not np.array_equal(live.made["dense"].frames, made[0].made["dense"].frames)
+
+
+def test_a_model_that_starts_from_an_image_is_opened_without_one(
+    make, studio, image_to_video_folder
+):
+    model = {"model": str(image_to_video_folder)}
+    request = studio.resolve(model, complete=False)
+    assert request.model.from_image() is request.model
+    end = make(**model)
+    name = request.model.pipeline_class.__name__
+    assert end.error == f"{name} starts from an image; give one with Image"
+
+
+def test_schedulers_and_loras_load_the_pipeline_anew(made, make, flux_folder, tmp_path):
+    before = made[0].made["sparse"].frames
+    shifted = make(flow_shift="7", compare=False)
+    assert "flow shift 7" in ", ".join(shifted.facts)
+    assert not np.array_equal(shifted.made["sparse"].frames, before)
+    transformer = FluxTransformer2DModel.from_pretrained(flux_folder, subfolder="transformer")
+    width = transformer.inner_dim
+    tensors = {}
+    for name, shape in (("A", (2, width)), ("B", (width, 2))):
+        key = f"transformer.transformer_blocks.0.attn.to_q.lora_{name}.weight"
+        tensors[key] = torch.full(shape, 0.5)
+    save_file(tensors, tmp_path / "style.safetensors")
+    styled = make(lora=str(tmp_path), lora_scale="0.5", compare=False)
+    assert styled.error == ""
+    assert "LoRA style.safetensors at 0.5" in styled.facts
+    assert not np.array_equal(styled.made["sparse"].frames, before)
+    assert np.array_equal(make(compare=False).made["sparse"].frames, before)
+
+
+def steps_of(**seconds):
+    return [StepResult(step=0, action=name, seconds=value) for name, value in seconds.items()]
+
+
+def test_the_reasons_why_it_is_no_faster(monkeypatch):
+    def reasons(seconds, *, nothing=None, device="cpu", busy=None):
+        request = SimpleNamespace(
+            device=torch.device(device), dtype=torch.float32, too_few_steps=None
+        )
+        dense = SimpleNamespace(denoising_seconds=2.0, steps=steps_of(dense=1.0))
+        steps = steps_of(dense=1.0, refresh=1.5, sparse=seconds)
+        sparse = SimpleNamespace(denoising_seconds=seconds, steps=steps, nothing_sparse=nothing)
+        return no_faster.why_no_faster(request, dense, sparse, busy)
+
+    assert reasons(1.8) == []
+    measured = (
+        "A dense step takes 1.00 s. Of 3 steps: 1 in full in 1.00 s, 1 in full with a refresh in "
+        "1.50 s, 1 sparse in 4.00 s each."
+    )
+    other_work = "The CPU had other work: a load."
+    assert reasons(4.0, busy="a load") == [measured, no_faster.REFERENCES, other_work]
+    assert reasons(4.0, nothing="nothing runs sparse: x") == [measured, "Nothing runs sparse: x."]
+    assert reasons(4.0, device="cuda") == [measured]
+    monkeypatch.setattr(no_faster, "too_small", lambda _: "a layer this small is quick")
+    assert reasons(4.0, device="cuda") == [measured, "A layer this small is quick."]
+
+
+def test_a_model_can_be_too_small_for_a_gpu():
+    options = GenerationOptions(model=str(bundled_model("tiny-wan")), dtype="bfloat16")
+    request = resolve(
+        options, place_on(torch.device("cuda"), options, silent_display(), here=False)
+    )
+    assert no_faster.too_small(request).startswith(
+        "a layer this small computes in less time than the host takes to launch a sparse one"
+    )
+
+
+def test_the_view_says_why_it_is_no_faster(made):
+    live = Live()
+    for reasons in ([], ["A sparse step is dear."]):
+        live.__dict__ |= made[0].__dict__ | {"no_faster": reasons}
+        texts = PageReader(live.result_html()).texts
+        assert ("Why it is no faster" in texts) == bool(reasons)
+        assert set(reasons) <= set(texts)
+
+
+def luminance(colour):
+    channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    darker, lighter = sorted([luminance(one), luminance(other)])
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [".gradio-container", ".dark .gradio-container"])
+def test_texts_stand_out_in_both_schemes(scheme):
+    assert contrast("#ffffff", "#767676") == pytest.approx(4.54, abs=0.01)
+    style = (Path(chipsparse.cli.studio.__path__[0]) / "studio.css").read_text()
+    block = re.search(rf"^{re.escape(scheme)}[^{{]*{{([^}}]*)}}", style, re.M)[1]
+    colours = dict(re.findall(r"--cs-([a-z-]+): (#[0-9a-f]{6})", block))
+    pairs = [
+        ("soft", "paper"),
+        ("soft", "card"),
+        ("link", "paper"),
+        ("alert-ink", "alert"),
+        ("on-sparse", "sparse"),
+    ]
+    for text, ground in pairs:
+        assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for name in ("block-info-text-color", "input-placeholder-color"):
+        assert f"--{name}: var(--cs-soft)" in style
 
 
 CHANNELS, GRID = 4, (3, 2, 5)
