@@ -37,10 +37,12 @@ class ExplainOptions(GenerationOptions):
     """The options of `explain`; None where one was left out."""
 
     device: Device = model_option(
-        help="cpu, cuda, cuda:N, or auto: a GPU, be it one that is not here.", default="auto"
+        help="cpu, cuda, cuda:N, or auto: a GPU, be it one that is not here.",
+        default="auto",
     )
     gpus: Positive | None = model_option(
-        help="GPUs that make it together, be they here or not.", shown="1"
+        help="GPUs that make it together, be they here or not.",
+        shown="1",
     )
     negative_prompt: None = None
 

@@ -38,7 +38,9 @@ class OutputError(Exception):
 
 @contextmanager
 def reported_errors(
-    *, debug: bool, kept: Callable[[], str] = lambda: "nothing was written"
+    *,
+    debug: bool,
+    kept: Callable[[], str] = lambda: "nothing was written",
 ) -> Iterator[None]:
     """End the command with one line on stderr in place of a traceback, or with both.
 

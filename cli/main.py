@@ -94,7 +94,11 @@ def _make_app() -> typer.Typer:
             raise typer.Exit()
 
     version = typer.Option(
-        False, "--version", help="Show the version and exit.", callback=print_version, is_eager=True
+        False,
+        "--version",
+        help="Show the version and exit.",
+        callback=print_version,
+        is_eager=True,
     )
 
     def global_options(show_version: bool = version) -> None:

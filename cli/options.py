@@ -110,7 +110,8 @@ output_option = partial(option, panel="Output")
 def seed_option() -> Any:
     """Return the field of ``--seed``."""
     return generation_option(
-        help="Seed of the noise; the same one gives the same result.", default=0
+        help="Seed of the noise; the same one gives the same result.",
+        default=0,
     )
 
 
@@ -127,7 +128,7 @@ def _check_model(location: str) -> str:
     if not is_here(location) and (owner_of_hub is None or Path(owner_of_hub[1]).is_dir()):
         raise UserError(
             f"the model folder {location} does not exist; a hub name has the form owner/name, "
-            f"where owner is no folder here; bundled models are {' and '.join(BUNDLED_MODELS)}"
+            f"where owner is no folder here; bundled models are {' and '.join(BUNDLED_MODELS)}",
         )
     return location
 
@@ -196,7 +197,7 @@ def check_serves(profile: Profile, transformer_class: str, location: str) -> Non
     if not profile.serves(transformer_class):
         raise UserError(
             f"{profile.source} is for {profile.model_class}, but the model {location} has a "
-            f"{transformer_class}"
+            f"{transformer_class}",
         )
 
 
@@ -211,7 +212,8 @@ class PrintOptions:
 
     json: bool = output_option(help="Print one JSON object instead.", default=False)
     debug: bool = output_option(
-        help="Show the traceback of an error, and the libraries' own messages.", default=False
+        help="Show the traceback of an error, and the libraries' own messages.",
+        default=False,
     )
 
     def check(self) -> None:
@@ -283,7 +285,8 @@ class GenerationOptions(PrintOptions):
     lora: list[str] | None = None
     scheduler: str | None = None
     device: Device = model_option(
-        help="cpu, cuda, cuda:N, or auto: a GPU if there is one.", default="auto"
+        help="cpu, cuda, cuda:N, or auto: a GPU if there is one.",
+        default="auto",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = model_option(
         help="float32, bfloat16, float16, or auto: bfloat16 on a GPU, float32 on a CPU.",
@@ -303,13 +306,16 @@ class GenerationOptions(PrintOptions):
     height: Positive | None = generation_option(help="Height in pixels.", shown=FROM_PROFILE)
     width: Positive | None = generation_option(help="Width in pixels.", shown=FROM_PROFILE)
     frames: Positive | None = generation_option(
-        help="Number of frames; models of images have none.", shown=FROM_PROFILE
+        help="Number of frames; models of images have none.",
+        shown=FROM_PROFILE,
     )
     steps: Annotated[int, Interval(ge=1, le=MOST_STEPS)] | None = generation_option(
-        help="Number of denoising steps.", shown=FROM_PROFILE
+        help="Number of denoising steps.",
+        shown=FROM_PROFILE,
     )
     guidance_scale: Annotated[float, Interval(ge=0, le=1000)] | None = generation_option(
-        help="How closely to follow the prompt; 1 turns guidance off.", shown=FROM_PROFILE
+        help="How closely to follow the prompt; 1 turns guidance off.",
+        shown=FROM_PROFILE,
     )
     flow_shift: Annotated[float, Interval(gt=0, le=1000)] | None = generation_option(
         help="Shift of the noise levels towards the noisy end, of schedulers of flow matching; "
@@ -318,7 +324,8 @@ class GenerationOptions(PrintOptions):
     )
     negative_prompt: Prompt | None = generation_option(help="What not to show.", shown="none")
     config: ProfileFile | None = sparsity_option(
-        help="Profile (YAML) that says what is computed when.", shown="the model's own"
+        help="Profile (YAML) that says what is computed when.",
+        shown="the model's own",
     )
     quality: Quality | None = sparsity_option(
         help="Quality of the profile: faithful (closest to dense), balanced, fast, draft "
@@ -326,10 +333,12 @@ class GenerationOptions(PrintOptions):
         shown="balanced",
     )
     vram: Memory | None = sparsity_option(
-        help="GPU memory for all, weights included, such as 24G.", shown="what is free"
+        help="GPU memory for all, weights included, such as 24G.",
+        shown="what is free",
     )
     ram: Memory | None = sparsity_option(
-        help="Host memory for caches, such as 64G.", shown="most of what is free"
+        help="Host memory for caches, such as 64G.",
+        shown="most of what is free",
     )
     dense: bool = False
     strict: bool = False
@@ -376,6 +385,13 @@ class GenerationOptions(PrintOptions):
         from chipsparse.cli.media.read import read_image
 
         return None if self.image is None else read_image(self.image)
+
+    def check_image(self) -> None:
+        """Raise `UserError` where the image cannot be read."""
+        from chipsparse.cli.media.read import read_image
+
+        if self.image is not None:
+            read_image(self.image)
 
     @cached_property
     def loras(self) -> list[Lora]:
@@ -468,7 +484,9 @@ class GenerateOptions(GenerationOptions):
         shown="visually lossless",
     )
     verbose: bool = output_option(
-        "-v", help="Also tell which kernels ran, and why others did not.", default=False
+        "-v",
+        help="Also tell which kernels ran, and why others did not.",
+        default=False,
     )
 
     @classmethod
@@ -521,7 +539,7 @@ class GenerateOptions(GenerationOptions):
 
         if self.dense and self.compare:
             raise UserError(
-                "--dense and --compare exclude each other: --compare makes the dense video too"
+                "--dense and --compare exclude each other: --compare makes the dense video too",
             )
         if self.dense:
             sparse = ("--quality", "--strict", "--report", "--vram", "--ram")
@@ -543,7 +561,7 @@ class GenerateOptions(GenerationOptions):
             check_output(item.output, fps=fps, crf=self.crf, also=also, suffixes=suffixes)
             if item.report is not None:
                 check_file("--report", item.report, ".json")
-        _ = self.input_image  # which raises where it cannot be read
+        self.check_image()
         this_rank(self)
 
     def check_contents(self) -> None:
@@ -599,7 +617,9 @@ def _source(context: typer.Context, name: str) -> str:
 
 
 def _repeated(
-    kind: type[GenerateOptions], values: dict[str, Any], typed: Set[str]
+    kind: type[GenerateOptions],
+    values: dict[str, Any],
+    typed: Set[str],
 ) -> dict[str, Any]:
     """Return the values with those of the record of ``--from`` where nothing was typed."""
     from chipsparse.cli.generate.repeat import find_record, new_name
@@ -743,7 +763,8 @@ def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
     parameters = []
     for name, item in _declared(kind).items():
         names = (option_name(name), *item.names) if item.make is typer.Option else ()
-        typed, default = types[name], defaults[name]
+        typed = types[name]
+        default = defaults[name]
         if any(get_origin(part) is Literal for part in (typed, *get_args(typed))):
             typed = str | None if default is None else str  # `read_value` knows the choices
         parameters.append(
@@ -752,6 +773,6 @@ def _parameters(kind: type[PrintOptions]) -> list[inspect.Parameter]:
                 inspect.Parameter.KEYWORD_ONLY,
                 annotation=Annotated[typed, item.make(*names, **item.words)],
                 default=inspect.Parameter.empty if default is REQUIRED else default,
-            )
+            ),
         )
     return parameters

@@ -54,14 +54,16 @@ def called_steps(settings: GenerationSettings, model: ModelDescription) -> int:
 
 
 def plan_generation(
-    settings: GenerationSettings, model: ModelDescription, profile: Profile
+    settings: GenerationSettings,
+    model: ModelDescription,
+    profile: Profile,
 ) -> PlannedGeneration:
     """Return the plan of a generation with these settings; raise `UserError`."""
     adapter = ADAPTERS.get(model.transformer_class)
     if adapter is None:
         raise UserError(
             f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
-            "does not support; chipsparse models lists the classes that it does"
+            "does not support; chipsparse models lists the classes that it does",
         )
     frames, rows, columns = latent_sizes(settings, model)
     if rows is None or columns is None:
@@ -77,7 +79,7 @@ def plan_generation(
         text_tokens=settings.max_sequence_length or 0,
         batch=2 if guided and in_batch else 1,
     )
-    branches = 1 + (guided and not in_batch)
+    branches = 2 if guided and not in_batch else 1
     if not model.has_guider:
         branches += adapter.further_branches(model.default)
     with user_errors(ConfigError, what=profile.source):
@@ -122,7 +124,8 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
 
     def saves(steps: int) -> bool:
         """Return whether any step uses what another one computed."""
-        other, first = dataclasses.replace(plan, steps=steps), first_step(steps)
+        other = dataclasses.replace(plan, steps=steps)
+        first = first_step(steps)
         # What is taken is never less than what is planned, which is quicker to ask for.
         planned = any(other.step_action(step) in CACHED for step in range(first, steps))
         return planned and any(action in CACHED for action in other.actions(first))
@@ -143,7 +146,10 @@ def too_few_steps(plan: SparsityPlan, first_step: Callable[[int], int] = lambda 
 
 
 def check_memory(
-    planned: PlannedGeneration, frames: int | None, model: ModelDescription, dtype: torch.dtype
+    planned: PlannedGeneration,
+    frames: int | None,
+    model: ModelDescription,
+    dtype: torch.dtype,
 ) -> None:
     """Raise `UserError` where a CPU's memory cannot hold a generation.
 
@@ -165,12 +171,14 @@ def check_memory(
             f"{width}x{height} pixels{also} need about {format_bytes(needed)} of memory (weights "
             f"{format_bytes(weights)}, a transformer call {format_bytes(work)}, frames "
             f"{format_bytes(pixels)}), and {format_bytes(free)} are free; ask for a smaller "
-            "--height and --width or fewer --frames"
+            "--height and --width or fewer --frames",
         )
 
 
 def check_sharing(
-    model: ModelDescription, planned: PlannedGeneration | None, parallel: Parallel | None
+    model: ModelDescription,
+    planned: PlannedGeneration | None,
+    parallel: Parallel | None,
 ) -> None:
     """Raise `UserError` where so many processes cannot share the generation.
 
@@ -178,7 +186,8 @@ def check_sharing(
     """
     if parallel is None:
         return
-    name, adapter = model.transformer_class, ADAPTERS.get(model.transformer_class)
+    name = model.transformer_class
+    adapter = ADAPTERS.get(model.transformer_class)
     if adapter is None:
         raise UserError(f"a {name} has no adapter, so several processes cannot share it")
     if parallel.guidance > 1:
@@ -193,7 +202,8 @@ def check_sharing(
     if reason is not None:
         raise UserError(f"a {name} cannot run on several processes: {reason}")
     if planned is not None:
-        layout, config = planned.plan.layout, planned.plan.config
+        layout = planned.plan.layout
+        config = planned.plan.config
         with user_errors(ValueError):
             check_heads(layout, parallel.ulysses)
             cut_sequence(layout, parallel.ulysses, config.block_size if config.mlp.is_sparse else 1)

@@ -38,7 +38,10 @@ def write_profile(
     if tuned is not None:
         content["tuned"] = dataclasses.asdict(tuned)
     text = HEADER.format(command) + yaml.safe_dump(
-        content, sort_keys=False, allow_unicode=True, width=100
+        content,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
     )
     with written_whole("--output", path) as file:
         file.write_text(text, encoding="utf-8")

@@ -45,7 +45,9 @@ class ProgressDisplay(experiments.Progress):
     """
 
     def __init__(
-        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console or Console(stderr=True)
         self._bar = Progress(
@@ -87,14 +89,16 @@ class ProgressDisplay(experiments.Progress):
         if cost is None:
             yield
             return
-        self._open, total = cost, sum(step_costs)
+        self._open = cost
+        total = sum(step_costs)
         self._step_costs = [cost * part / total for part in step_costs]
         self._bar.advance(self._whole, 0)  # the rate counts from here on
         try:
             yield
             self._bar.advance(self._whole, self._open)
         finally:
-            self._open, self._step_costs = 0.0, ()
+            self._open = 0.0
+            self._step_costs = ()
 
     def seconds_left(self) -> float | None:
         """Return an estimate; None before anything was done."""

@@ -52,6 +52,6 @@ def typed_prompt(text: str) -> str:
     except UnicodeEncodeError as error:  # Python could not decode all bytes of the argument
         raise UserError(
             "the prompt holds bytes that are no text in UTF-8; set the terminal to UTF-8, or give "
-            "the prompt in a file with --prompts"
+            "the prompt in a file with --prompts",
         ) from error
     return text

@@ -69,16 +69,16 @@ class Rank(Ranks):
         if self.starts and chosen.index is not None:
             raise UserError(
                 f"--gpus {self.ranks} takes the first GPUs, and --device {chosen} is one; use "
-                "--device cuda, and CUDA_VISIBLE_DEVICES to choose"
+                "--device cuda, and CUDA_VISIBLE_DEVICES to choose",
             )
         if self.starts and self.ranks > there:
             raise UserError(
-                f"--gpus {self.ranks} is more than the {there} GPUs that this machine has"
+                f"--gpus {self.ranks} is more than the {there} GPUs that this machine has",
             )
         if self.local_rank >= there:
             raise UserError(
                 f"a launcher started process {self.local_rank + 1} of this machine, which has "
-                f"{there} GPUs; start one for each, or use --device cpu"
+                f"{there} GPUs; start one for each, or use --device cpu",
             )
         return chosen if self.starts else torch.device("cuda", self.local_rank)
 
@@ -122,7 +122,7 @@ def check_alone(what: str) -> None:
     """Raise `UserError` under a launcher of several processes, which could not share this."""
     if (ranks := launched().ranks) > 1:
         raise UserError(
-            f"{what} runs on one GPU, and a launcher started {ranks} processes; start one"
+            f"{what} runs on one GPU, and a launcher started {ranks} processes; start one",
         )
 
 
@@ -132,21 +132,23 @@ def shared_by(processes: int, guidance: int | None) -> Parallel:
     if processes % guidance:
         raise UserError(
             f"--guidance-parallel {guidance} needs a multiple of {guidance} GPUs, and there are to "
-            f"be {processes}; give --gpus"
+            f"be {processes}; give --gpus",
         )
     return Parallel(ulysses=processes // guidance, guidance=guidance)
 
 
 def this_rank(options: GenerationOptions) -> Rank:
     """Return this process's place, which may be to start the others; raise `UserError`."""
-    rank, gpus, guidance = launched(), options.gpus or 1, options.guidance_parallel or 1
+    rank = launched()
+    gpus = options.gpus or 1
+    guidance = options.guidance_parallel or 1
     if rank.ranks == 1:
         shared_by(gpus, guidance)
         return Rank(ranks=gpus, guidance=guidance, starts=gpus > 1)
     shared_by(rank.ranks, guidance)
     if options.gpus not in (None, rank.ranks):
         raise UserError(
-            f"--gpus {gpus}, but torchrun started {rank.ranks} processes; leave --gpus out"
+            f"--gpus {gpus}, but torchrun started {rank.ranks} processes; leave --gpus out",
         )
     return replace(rank, guidance=guidance)
 
@@ -215,7 +217,9 @@ def meet(rank: Rank, device: torch.device, facts: Mapping[str, Any]) -> Rank:
 
 
 def called(
-    options: GenerationOptions, *profiles: Profile | None, prompts: Sequence[str] = ()
+    options: GenerationOptions,
+    *profiles: Profile | None,
+    prompts: Sequence[str] = (),
 ) -> dict[str, str]:
     """Return what processes must have been called with alike, wherever they write."""
     from chipsparse.profiles.tuned_range import digest

@@ -109,18 +109,19 @@ class Request(Place):
     @cached_property
     def warnings(self) -> list[str]:
         """The sentences to be read before anything is computed."""
-        profile, texts = self.profile, [self.too_few_steps]
+        profile = self.profile
+        texts = [self.too_few_steps]
         if profile is not None:
             texts += [profile.instead, *unused_defaults(self.model, profile)]
         if profile is not None and profile.is_general and not self.options.dense:
             texts.append(
                 f"there is no profile for the model class {self.model.transformer_class}: "
-                f"{profile.quality} is made for no model in particular"
+                f"{profile.quality} is made for no model in particular",
             )
         if profile is not None and self.out_of_range:
             texts.append(
                 f"{profile.source} was tuned for other generations than this one "
-                f"({'; '.join(self.out_of_range)}): its quality and speed were not measured here"
+                f"({'; '.join(self.out_of_range)}): its quality and speed were not measured here",
             )
         return [text for text in texts if text is not None]
 
@@ -171,7 +172,10 @@ class Request(Place):
 
     def load(self) -> Any:
         pipe = load_pipeline(
-            self.model, device=self.device, dtype=self.dtype, scheduler=self.scheduler
+            self.model,
+            device=self.device,
+            dtype=self.dtype,
+            scheduler=self.scheduler,
         )
         if self.options.loras:
             load_loras(pipe, self.options.loras)
@@ -284,7 +288,7 @@ def _check_inputs(options: GenerationOptions, model: ModelDescription, instead: 
         raise UserError(f"{name} also needs {', '.join(sorted(missing))}; {instead}")
     if model.lacks_text_encoder():
         raise UserError(
-            f"{model.location} has no text encoder, so {name} cannot read a prompt; {instead}"
+            f"{model.location} has no text encoder, so {name} cannot read a prompt; {instead}",
         )
 
 
@@ -292,7 +296,10 @@ def _check_inputs(options: GenerationOptions, model: ModelDescription, instead: 
 
 
 def choose_profile(
-    options: GenerationOptions, model: ModelDescription, *, optional: bool = False
+    options: GenerationOptions,
+    model: ModelDescription,
+    *,
+    optional: bool = False,
 ) -> profiles.Profile | None:
     """Return the profile of ``--config`` or of the model: its ``--quality``, with memory budgets.
 
@@ -313,7 +320,7 @@ def choose_profile(
             raise UserError(
                 f"there is no profile for the model class {kind} (chipsparse models lists those "
                 f"that have one); give one with --config, or --quality {profiles.DEFAULT_QUALITY}, "
-                "which is made for no model in particular"
+                "which is made for no model in particular",
             )
         profile = profile.for_steps(options.steps, experts=model.experts)
         if options.quality is not None:

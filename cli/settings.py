@@ -45,7 +45,9 @@ class GenerationSettings(Settings):
 
 
 def resolve_settings(
-    options: GenerationOptions, model: ModelDescription, defaults: GenerationDefaults
+    options: GenerationOptions,
+    model: ModelDescription,
+    defaults: GenerationDefaults,
 ) -> GenerationSettings:
     """Return each value from the options, else the profile, else the pipeline's own default.
 
@@ -145,7 +147,8 @@ def size_like(image: Image, options: GenerationOptions, usual: Size, multiples: 
         return max(1, round(length / multiple)) * multiple
 
     shape = image.width / image.height
-    height, width = options.height, options.width
+    height = options.height
+    width = options.width
     if height is None and width is None:
         wide = math.sqrt(usual[0] * usual[1] * shape)
         return rounded(wide / shape, multiples[0]), rounded(wide, multiples[1])
@@ -156,7 +159,8 @@ def size_like(image: Image, options: GenerationOptions, usual: Size, multiples: 
 
 
 def latent_sizes(
-    settings: GenerationSettings, model: ModelDescription
+    settings: GenerationSettings,
+    model: ModelDescription,
 ) -> tuple[int, int | None, int | None]:
     """Return frames, rows and columns of the latents; None where only the pipeline's code says."""
     config = model.transformer_config  # of CogVideoX, whose pipelines read their defaults there
@@ -164,7 +168,8 @@ def latent_sizes(
     adapter = ADAPTERS.get(model.transformer_class)
     default = None if adapter is None else adapter.default_latents
     usual = config.get("sample_frames", 1) if model.accepts("num_frames") else 1
-    height, width = settings.height, settings.width
+    height = settings.height
+    width = settings.width
     return (
         frame_chunks(model.vae_config).latents_of(settings.num_frames or usual),
         config.get("sample_height", default) if height is None else height // space,

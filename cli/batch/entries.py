@@ -30,7 +30,8 @@ DECISIVE = {
     "mode", "negative_prompt", "strength", "scheduler", "flow_shift", "pipeline_class", "dtype",
     "fps", "settings",
 }  # fmt: skip
-THUMBNAIL_SIDE, JPEG_QUALITY = 320, 85
+THUMBNAIL_SIDE = 320
+JPEG_QUALITY = 85
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Jobs:
         if unknown:
             raise UserError(
                 f"--finish {', '.join(unknown)}: {folder} has no such draft of these prompts and "
-                f"settings; {PAGE} there shows the keys"
+                f"settings; {PAGE} there shows the keys",
             )
         names = {entry.name for entry in self.entries if entry.key in keys}
         return [finish for finish in self.finishes if finish.draft in names]
@@ -221,7 +222,7 @@ class _Finder:
         frames = request.settings.num_frames or 1
         if f".{self._suffix}" in IMAGES and frames > 1:
             raise UserError(
-                f"a video of {frames} frames is no single .{self._suffix}; use --format mp4"
+                f"a video of {frames} frames is no single .{self._suffix}; use --format mp4",
             )
         self._known[str(own)] = request, {**_decisive(request), **self._weights}
         return self._known[str(own)]
@@ -270,7 +271,8 @@ class Maker(KeptPipeline):
         return clip
 
     def make(self, entry: Entry, folder: Path) -> BatchClip:
-        item, small = entry.item(folder), entry.thumbnail(folder)
+        item = entry.item(folder)
+        small = entry.thumbnail(folder)
         self.use(entry.request, self._progress)
         warnings = prompt_warnings(self, item)
         small.parent.mkdir(parents=True, exist_ok=True)

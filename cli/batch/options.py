@@ -29,7 +29,10 @@ from chipsparse.cli.views.names import bundled_name
 from chipsparse.common.files import IMAGES, Write
 from chipsparse.pipelines.model_files import read_folder
 
-MANIFEST, PAGE, THUMBNAILS = "manifest.jsonl", "index.html", "thumbnails"  # names in the folder
+# Names in the folder.
+MANIFEST = "manifest.jsonl"
+PAGE = "index.html"
+THUMBNAILS = "thumbnails"
 DRAFT = "draft"  # the quality of drafts
 NUM_AND_DRAFTS = "makes finished files of all seeds; --drafts N finishes only the chosen ones"
 worker_option = partial(option, panel="Workers")

@@ -50,7 +50,8 @@ def read_lines(path: Path, warn: Callable[[str], None]) -> tuple[list[Line], dic
     else:
         prompts = [(number, part) for number, part in parts if not part.strip().startswith("#")]
         records = ((number, {"prompt": part}) for number, part in prompts)
-    lines, problems = list[Line](), dict[int, str]()
+    lines = list[Line]()
+    problems = dict[int, str]()
     for number, record in records:
         try:
             values = json.loads(record) if isinstance(record, str) else record
@@ -79,7 +80,10 @@ def _rows(path: Path, text: str, warn: Callable[[str], None]) -> Iterator[tuple[
     """Give the cells of each row with the number of its last line; empty ones are left out."""
     separator = max(SEPARATORS, key=text.partition("\n")[0].count)
     rows = csv.DictReader(
-        io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True
+        io.StringIO(text, newline=""),
+        delimiter=separator,
+        skipinitialspace=True,
+        strict=True,
     )
     columns = [column for column in rows.fieldnames or () if column]
     if "prompt" not in map(_name, columns):

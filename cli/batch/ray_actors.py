@@ -41,7 +41,8 @@ class RayActors:
         on_gpu = options.device != "cpu" and any(machine.get("GPU") for machine in machines)
         if options.device == "cuda" and not on_gpu:
             raise UserError("--device cuda: Ray has no GPU; use --device cpu")
-        self.device, kind = torch.device("cuda" if on_gpu else "cpu"), "GPU" if on_gpu else "CPU"
+        self.device = torch.device("cuda" if on_gpu else "cpu")
+        kind = "GPU" if on_gpu else "CPU"
         there = sum(int(machine.get(kind, 0)) for machine in machines)
         if (options.gpus or 1) > there:
             raise UserError(f"--gpus {options.gpus} is more than the {there} {kind}s that Ray has")
@@ -58,7 +59,8 @@ class RayActors:
 
         Raises `UserError` where the model cannot be loaded, or a machine has another version.
         """
-        count, most = min(self.count, len(entries)), self._options.tries
+        count = min(self.count, len(entries))
+        most = self._options.tries
         waiting = [(entry, 0) for entry in reversed(entries)]  # with the tries that were made
         running: dict[Any, tuple[Any, Entry, int]] = {}
         idle = self._idle
@@ -66,7 +68,8 @@ class RayActors:
         with display.stage(f"making files with {count} actors"):
             while waiting or running:
                 while waiting and idle:
-                    actor, (entry, tries) = idle.pop(), waiting.pop()
+                    actor = idle.pop()
+                    (entry, tries) = waiting.pop()
                     running[actor.make.remote(entry, most - tries)] = actor, entry, tries
                 (ref, *_), _ = ray.wait([*running])
                 actor, entry, tries = running.pop(ref)
@@ -82,7 +85,8 @@ class RayActors:
                         continue
                     memory = isinstance(error, ray.exceptions.OutOfMemoryError)
                     why = "machine ran out of memory" if memory else "process ended"
-                    clip, parts = entry.clip("failed", error=f"its {why}", tries=1), []
+                    clip = entry.clip("failed", error=f"its {why}", tries=1)
+                    parts = []
                 folder = self._options.output
                 files = (entry.thumbnail(folder), folder / entry.name) if parts else ()
                 for path, part in zip(files, parts, strict=True):
@@ -99,14 +103,15 @@ class _Actor:
     """A maker where Ray runs it, which must be of the command's version."""
 
     def __init__(self, version: str) -> None:
-        self._version, self._maker = version, Maker(silent_display())
+        self._version = version
+        self._maker = Maker(silent_display())
 
     def make(self, entry: Entry, tries: int) -> tuple[Any, ...]:
         """Return a file's record and, where it was made, the bytes of its thumbnail and its own."""
         if self._version != __version__:
             raise UserError(
                 f"{socket.gethostname()} has chipsparse {__version__}, and the "
-                f"command's machine {self._version}; install the same one on all"
+                f"command's machine {self._version}; install the same one on all",
             )
         with TemporaryDirectory() as name:
             folder = Path(name)

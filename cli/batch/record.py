@@ -72,7 +72,8 @@ class BatchClip(Record):
 
 def read_manifest(folder: Path) -> dict[str, BatchClip]:
     """Return the last record of each file, by its name; a broken line counts for nothing."""
-    path, clips = folder / MANIFEST, {}
+    path = folder / MANIFEST
+    clips = {}
     with user_errors(OSError, UnicodeDecodeError, what=f"{path} could not be read"):
         text = path.read_text(encoding="utf-8") if path.exists() else ""
     for line in text.split("\n"):

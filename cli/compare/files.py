@@ -24,10 +24,12 @@ from chipsparse.experiments.quality import compare_clips
 
 def compare_files(options: CompareOptions) -> None:
     """Read both, compare them, write their clip, and print."""
-    shown, output = None, options.output
+    shown = None
+    output = options.output
     with results_alone(), ProgressDisplay() as display:
         with display.stage(f"reading {options.a} and {options.b}"):
-            a, b = read_clip(Path(options.a or "")), read_clip(Path(options.b or ""))
+            a = read_clip(Path(options.a or ""))
+            b = read_clip(Path(options.b or ""))
         rate = options.fps or output_fps(a, b)
         fps = rate if output and output.suffix.lower() == ".gif" else options.fps
         _check(a, b, options, fps)

@@ -40,7 +40,9 @@ from chipsparse.experiments.statistics import LEAST_VALUES
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import ASSETS, default_profile
 
-PAIR_PROMPTS, SUITE_PROMPTS = 8, 12  # where no file of them is given
+# Where no file of them is given.
+PAIR_PROMPTS = 8
+SUITE_PROMPTS = 12
 QUALITIES = {"faithful": 0.6, "balanced": 0.5, "fast": 0.4}  # about, of a dense clip
 RIVALS = (DENSE, FLOOR, MAG, SEA)  # methods that are not ours
 # Rows have these texts of their clips among their remarks.
@@ -55,7 +57,8 @@ def compare_configs(options: CompareOptions) -> None:
 
     Keeps the finished prompts where the user interrupts after two: that many give intervals.
     """
-    rank, code = this_rank(options), 0
+    rank = this_rank(options)
+    code = 0
     alone = "configs are compared on prompts alone"
     with working(options, rank) as (place, display), ExitStack() as stack:
         requests = {
@@ -63,7 +66,8 @@ def compare_configs(options: CompareOptions) -> None:
             for name, config in options.configs.items()
             if not config.get("dense")
         }
-        first, last = next(iter(requests.values())), next(reversed(requests.values()))
+        first = next(iter(requests.values()))
+        last = next(reversed(requests.values()))
         _check_settings(first, last)
         video = place.model.accepts("num_frames")
         samples = _samples(options, shapes(video=video), PAIR_PROMPTS)
@@ -71,7 +75,7 @@ def compare_configs(options: CompareOptions) -> None:
         if len(samples) < LEAST_VALUES:
             raise UserError(
                 f"{options.prompts} has {counted(len(samples), 'prompt')}; intervals need at least "
-                f"{LEAST_VALUES}, one a line"
+                f"{LEAST_VALUES}, one a line",
             )
         if options.output is not None:
             media.check_kind(options.output, video=video)
@@ -149,7 +153,7 @@ def _check_settings(a: Request, b: Request) -> None:
             way = f"give {option}" if option else "make them the same in both files"
             raise UserError(
                 f"A generates with {name} {value} and B with {others[name]}; clips of other "
-                f"settings do not compare: {way}"
+                f"settings do not compare: {way}",
             )
 
 
@@ -163,7 +167,8 @@ def run_suite(options: CompareOptions) -> None:
     folder = options.folder
     alone = "a suite generates from prompts alone"
     with working(options, Rank()) as (place, display):
-        request, model = resolve(options, place, instead=alone, optional=True), place.model
+        request = resolve(options, place, instead=alone, optional=True)
+        model = place.model
         video = model.accepts("num_frames")
         suffix = ".mp4" if video else ".png"
         existing = folder if folder.is_dir() else folder.parent
@@ -222,7 +227,8 @@ def _ours(options: CompareOptions, request: Request) -> list[Way]:
         asked = dataclasses.replace(options, quality=quality)
         own = choose_profile(asked, request.model)
         assert own is not None  # as the profile has such a quality
-        name, setting = f"{OURS} {quality}", f"--quality {quality}"
+        name = f"{OURS} {quality}"
+        setting = f"--quality {quality}"
         ways.append(sparse_way(name, own, cost=cost, method=OURS, setting=setting))
     return ways
 
@@ -238,12 +244,13 @@ def clip_file(way: Way, sample: Sample, suffix: str) -> str:
 
 def _samples(options: CompareOptions, bundled: str, usual: int) -> list[Sample]:
     """Return the first prompts: all of the file's or the usual bundled ones, unless counted."""
-    file, count = options.prompts or ASSETS / "prompts" / bundled, options.count
+    file = options.prompts or ASSETS / "prompts" / bundled
+    count = options.count
     texts = read_prompts(file)
     wanted = count or (usual if options.prompts is None else len(texts))
     if wanted > len(texts):
         raise UserError(
-            f"{file} has {counted(len(texts), 'prompt')}; --count {count} asks for more"
+            f"{file} has {counted(len(texts), 'prompt')}; --count {count} asks for more",
         )
     return [Sample(i, text, options.seed + i) for i, text in enumerate(texts[:wanted])]
 
@@ -275,7 +282,8 @@ def _result(
     ``bounds`` has the ways that bounds decide on, each with its own; `options` say if any is given.
     A result to send has values in place of what is ``hidden`` of the clips, and no folders.
     """
-    rows, missing = [], None
+    rows = []
+    missing = None
     plain = str if hidden is None else without_folders
     for way in (experiment.dense_way, *ways):
         refused = experiment.refusal(way)

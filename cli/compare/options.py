@@ -34,7 +34,9 @@ from chipsparse.profiles.profile import ASSETS, QUALITIES, profile_classes
 
 suite_option = partial(option, panel="Suite")
 bound_option = partial(
-    option, panel="Bounds: exit code 1 where one is broken, 0 where all hold", shown=False
+    option,
+    panel="Bounds: exit code 1 where one is broken, 0 where all hold",
+    shown=False,
 )
 Above0 = Annotated[float, Interval(gt=0)]
 Share = Annotated[float, Interval(gt=0, le=1)]
@@ -87,18 +89,19 @@ class CompareOptions(GenerationOptions):
         metavar="MODEL",
     )
     with_prompts: bool = suite_option(
-        help="Also the texts of the prompts in suite.json, the file to send.", default=False
+        help="Also the texts of the prompts in suite.json, the file to send.",
+        default=False,
     )
     min_psnr: Above0 | None = bound_option(
         help="Least PSNR in dB: of every frame of two files; against dense, of every clip of "
-        "configs and of the qualities of a suite."
+        "configs and of the qualities of a suite.",
     )
     min_ssim: Share | None = bound_option(help="The same with SSIM.")
     max_lpips: Above0 | None = bound_option(
-        help="Largest LPIPS, likewise, where the extra lpips and AlexNet's weights are installed."
+        help="Largest LPIPS, likewise, where the extra lpips and AlexNet's weights are installed.",
     )
     max_pixel: Pixel | None = bound_option(
-        help="Largest difference of any channel of any pixel, of 255; 0: identical."
+        help="Largest difference of any channel of any pixel, of 255; 0: identical.",
     )
     output: Path | None = output_option(
         "-o",
@@ -112,7 +115,8 @@ class CompareOptions(GenerationOptions):
         shown="a power of two up to 64 that fits",
     )
     fps: Fps | None = output_option(
-        help="Frames per second of the output.", shown="that of the files, or 16"
+        help="Frames per second of the output.",
+        shown="that of the files, or 16",
     )
     prompts: Path | None = generation_option(
         help="File with one prompt a line, or bundled ones: shapes, images or suite.",
@@ -133,9 +137,10 @@ class CompareOptions(GenerationOptions):
         """The options of A and B by title, none where both are files; `UserError` for no pair."""
         if self.a is None or self.b is None:
             raise UserError(
-                "give two files or two configs to compare, or a model with --suite; see --help"
+                "give two files or two configs to compare, or a model with --suite; see --help",
             )
-        a, b = read_config(self.a), read_config(self.b)
+        a = read_config(self.a)
+        b = read_config(self.b)
         if a is None and b is None:
             return {}
         if a is None or b is None:
@@ -143,7 +148,7 @@ class CompareOptions(GenerationOptions):
             raise UserError(
                 f"{config} is a config and {file} is taken for a file; compare two files, or two "
                 f"configs: {DENSE}, {OWN_PROFILE}, a quality, a bundled profile's name, or a "
-                ".yaml file"
+                ".yaml file",
             )
         if self.a == self.b == DENSE:
             raise UserError("both are the stock model; give a config to compare it with")

@@ -80,14 +80,18 @@ class Comparison(Result):
         """Return the mean of each row over its prompts."""
         return [
             QualityPoint(
-                f"{row.name}, mean of {len(row.clips)}", row.median("speedup"), quality.mean
+                f"{row.name}, mean of {len(row.clips)}",
+                row.median("speedup"),
+                quality.mean,
             )
             for row in self.drawn
             if (quality := row.quality("psnr_db")) is not None
         ]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        pair, rows, dense = bool(self.sides), self.shown, self.rows[0]
+        pair = bool(self.sides)
+        rows = self.shown
+        dense = self.rows[0]
         intervals: list[view.Part] = [
             ways.intervals_table(row.name, row.summary, folded=not pair) for row in rows
         ]
@@ -152,21 +156,22 @@ class Comparison(Result):
 
     def _head(self, dense: ways.Row) -> list[view.Part]:
         seconds = [clip.seconds for clip in dense.clips]
-        count, refused = len(seconds), sum(row.refused is not None for row in self.rows)
+        count = len(seconds)
+        refused = sum(row.refused is not None for row in self.rows)
         alerts = []
         if count < self.asked:
             alerts.append(f"{count} of {self.asked} prompts are made")
         if max(seconds) > QUIET * min(seconds):
             alerts.append(
                 f"the machine was not quiet: dense clips took {seconds_text(min(seconds))} to "
-                f"{seconds_text(max(seconds))}, so speeds mean little"
+                f"{seconds_text(max(seconds))}, so speeds mean little",
             )
         if refused:
             rows = counted(len(self.rows) - 1, "row")
             alerts.append(f"{refused} of {rows} did not run; the same command tries them again")
         if self.sides and count < FEW:
             alerts.append(
-                f"intervals from {count} prompts are rough and tend to be too narrow; use more"
+                f"intervals from {count} prompts are rough and tend to be too narrow; use more",
             )
         tiles = []
         for row in self.shown:
@@ -247,7 +252,9 @@ class FilesComparison(Result, ClipQuality):
             Section("", tiles, where="page"),
             Section("B against A", [self._table(), self._facts()]),
             Section(
-                "Frames", [view.Clips({"A": self.a, "B": self.b}, reference="A")], where="page"
+                "Frames",
+                [view.Clips({"A": self.a, "B": self.b}, reference="A")],
+                where="page",
             ),
             Section(
                 "Frame by frame",
@@ -297,7 +304,7 @@ class FilesComparison(Result, ClipQuality):
                 ("broken", "; ".join(self.broken)),
                 ("note", f"{files}: {lossy}" if self.lossy and not self.identical else ""),
                 *([] if self.clip is None else self.clip.facts),
-            ]
+            ],
         )
 
     def _frames(self) -> view.Table:

@@ -23,7 +23,9 @@ from chipsparse.experiments.statistics import LEVEL, Estimate, Statistic, draws,
 if TYPE_CHECKING:
     from chipsparse.cli.views.charts import Canvas
 
-OURS, FLOOR = "chipsparse", "floor"  # methods
+# Names of methods.
+OURS = "chipsparse"
+FLOOR = "floor"
 # The colour of a method, and whether its marks are squares; of others by their place.
 STYLES = {
     OURS: (FIRST, False),
@@ -58,7 +60,8 @@ class Metric:
         """Return a value for people; one that would be rounded to zero keeps its first digits."""
         if value is None:
             return "the same"
-        shown, form = self.scale * value, self.form
+        shown = self.scale * value
+        form = self.form
         if shown and float(format(shown, form)) == 0:
             form = ".1e"
         return format(shown, ("+" if sign else "") + form)
@@ -142,7 +145,8 @@ def differences(a: Sequence[ClipRecord], b: Sequence[ClipRecord]) -> dict[str, E
             return None
         return x - y
 
-    first, second = series_of(a), series_of(b)
+    first = series_of(a)
+    second = series_of(b)
     return summary_of({name: [*map(minus, second[name], first[name])] for name in METRICS})
 
 
@@ -167,7 +171,11 @@ class Row(Record):
 
     @staticmethod
     def of(
-        name: str, clips: Sequence[ClipRecord], *, remarks: Sequence[str] = (), **fields: Any
+        name: str,
+        clips: Sequence[ClipRecord],
+        *,
+        remarks: Sequence[str] = (),
+        **fields: Any,
     ) -> Row:
         """Return a row with the summary of its clips, and with their remarks behind others."""
         texts = [*remarks, *(text for clip in clips for text in (*clip.fallbacks, *clip.notes))]
@@ -176,9 +184,10 @@ class Row(Record):
             texts.append("every clip is bit for bit as dense")
         elif same:
             texts.append(
-                f"{same} of {len(clips)} clips are bit for bit as dense; the PSNR is the others'"
+                f"{same} of {len(clips)} clips are bit for bit as dense; the PSNR is the others'",
             )
-        remarks, summary = list(dict.fromkeys(texts)), summary_of(series_of(clips))
+        remarks = list(dict.fromkeys(texts))
+        summary = summary_of(series_of(clips))
         return Row(name=name, clips=clips, remarks=remarks, summary=summary, **fields)
 
     @property
@@ -248,7 +257,8 @@ def numbers_table(rows: Sequence[Row], *, passed: bool = True) -> Table:
         if row.method == FLOOR:  # its kernel is called in a roundabout way
             cells[1:] = "", ""
         for name, metric in metrics.items():
-            quality, none = row.quality(name), "identical" if name == "psnr_db" else ""
+            quality = row.quality(name)
+            none = "identical" if name == "psnr_db" else ""
             pair = [] if quality is None else [format(x, metric.form) for x in quality]
             cells.append(f"{pair[0]} ({pair[1]})" if pair else none)
         lines.append([*cells, *[row.pass_text] * passed])
@@ -257,7 +267,11 @@ def numbers_table(rows: Sequence[Row], *, passed: bool = True) -> Table:
 
 
 def intervals_table(
-    title: str, summary: Mapping[str, Estimate], *, sign: bool = False, folded: bool = False
+    title: str,
+    summary: Mapping[str, Estimate],
+    *,
+    sign: bool = False,
+    folded: bool = False,
 ) -> Table:
     """Return the mean or median of each metric with its interval."""
     lines = []
@@ -341,7 +355,13 @@ def quality_chart(
 
 
 def _spread_marks(
-    canvas: Canvas, row: Row, metric: str, colour: str, square: bool, *, prompts: bool
+    canvas: Canvas,
+    row: Row,
+    metric: str,
+    colour: str,
+    square: bool,
+    *,
+    prompts: bool,
 ) -> None:
     """Draw the intervals of a row where they are finite, and each prompt of a few rows."""
     if prompts:

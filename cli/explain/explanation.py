@@ -62,7 +62,9 @@ class Forecast:
 
     def quality(self, model: ModelDescription) -> record.Quality:
         """Return the steps, the work, the caches, the speed-up, and what is published for it."""
-        plan, memory, estimate = self.planned.plan, self.memory, self.estimate
+        plan = self.planned.plan
+        memory = self.memory
+        estimate = self.estimate
         speedup = None if estimate is None else estimate.speedup_run
         published = None
         if speedup is not None and self.sharing is None:
@@ -80,12 +82,14 @@ class Forecaster:
     """Forecasts a request with any quality of its profile; ``weights``: bytes of all."""
 
     def __init__(self, request: Request, weights: int) -> None:
-        self.request, self.weights = request, weights
+        self.request = request
+        self.weights = weights
         # The first decide what runs dense, and times are estimated from the second ones.
         self.known: layer_times.Rates | None = None
         self.rates: layer_times.Rates | None = None
         self.why_untimed: str | None = None
-        device, dtype = request.device, request.dtype
+        device = request.device
+        dtype = request.dtype
         if device.type != "cuda":
             self.why_untimed = f"{UNTIMED}: the rates of this CPU are not known"
         elif dtype is torch.float32:
@@ -98,7 +102,9 @@ class Forecaster:
 
     def look_ahead(self, profile: Profile, parallel: Parallel | None) -> Forecast:
         """Return the forecast with a profile, shared by processes that can."""
-        request, dtype, rates = self.request, self.request.dtype, self.known
+        request = self.request
+        dtype = self.request.dtype
+        rates = self.known
         on_gpu = request.device.type == "cuda"
         planned = plan_generation(request.settings, request.model, profile)
         sharing = None if parallel is None else _sharing(request, planned, parallel)
@@ -106,20 +112,29 @@ class Forecaster:
             # All plan their memory as the one with the largest share.
             layout = with_largest_share(planned.plan.layout, sharing.cut)
             planned = replace(planned, plan=replace(planned.plan, layout=layout))
-        plan, layers = planned.plan, range(planned.plan.layout.layers)
+        plan = planned.plan
+        layers = range(planned.plan.layout.layers)
         calls = planned.branches if sharing is None else sharing.calls
         captured = on_gpu and sharing is None and layer_times.captures(plan, dtype, rates)
         never = {(layer, part) for part in planned.never for layer in layers}
         form = fp8_weights(request.model)
         fp8 = {} if form is None else dict.fromkeys(layers, form)
         working = memory_plan.working_bytes(
-            plan, dtype=dtype, captured=calls if captured else 0, fp8_mlps=fp8.keys()
+            plan,
+            dtype=dtype,
+            captured=calls if captured else 0,
+            fp8_mlps=fp8.keys(),
         )
         times: dict[tuple[int, Part], layer_times.PartSeconds] = {}
         slower: dict[tuple[int, Part], str] = {}
         if rates is not None:
             times = layer_times.part_times(
-                plan, rates=rates, dtype=dtype, captured=captured, dense=never, fp8_mlps=fp8
+                plan,
+                rates=rates,
+                dtype=dtype,
+                captured=captured,
+                dense=never,
+                fp8_mlps=fp8,
             )
             slower = layer_times.slower_parts(times, rates)
         budgets = plan.config.memory
@@ -143,7 +158,8 @@ class Forecaster:
             dense[part][layer] = reason
         if sharing is not None:
             sharing = replace(sharing, dense=frozenset(dense["attention"]))
-        estimate, why_untimed = None, self.why_untimed
+        estimate = None
+        why_untimed = self.why_untimed
         if self.rates is not None:
             estimate = estimate_run(
                 plan,
@@ -175,27 +191,33 @@ def _sharing(request: Request, planned: PlannedGeneration, parallel: Parallel) -
 def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Explanation:
     """Return what a generation would do; raise `UserError`. No weight is read."""
     if options.device == "auto":  # a GPU, even where there is none
-        device, here = torch.device("cuda"), torch.cuda.is_available()
+        device = torch.device("cuda")
+        here = torch.cuda.is_available()
     else:
-        device, here = choose_device(options.device), True
+        device = choose_device(options.device)
+        here = True
     shared = shared_by(options.gpus or 1, options.guidance_parallel)
     parallel = shared if shared.ranks > 1 else None
     place = place_on(device, options, display, here=here, parallel=parallel)
     request = resolve(options, place, instead=None)
-    profile, model = request.profile, request.model
+    profile = request.profile
+    model = request.model
     assert profile is not None  # none is needed for the unpatched model alone
     weights = count_weights(model, request.dtype)
     weight_bytes = sum(size or 0 for size in weights.values())
     forecaster = Forecaster(request, weight_bytes)
     forecast = forecaster.look_ahead(profile, parallel)
     _check_memory(forecast, weight_bytes)
-    planned, plan, memory = forecast.planned, forecast.planned.plan, forecast.memory
+    planned = forecast.planned
+    plan = forecast.planned.plan
+    memory = forecast.memory
     measured = measured_with(profile, experts=model.experts)
     qualities = {
         name: forecaster.look_ahead(profile.of_quality(name), parallel).quality(model)
         for name in profile.qualities
     }
-    layout, on_host = plan.layout, 0 if device.type == "cuda" else memory.host_bytes
+    layout = plan.layout
+    on_host = 0 if device.type == "cuda" else memory.host_bytes
     return record.Explanation(
         model=model.location,
         pipeline_class=model.pipeline_class.__name__,
@@ -257,14 +279,16 @@ def no_faster(qualities: Mapping[str, record.Quality]) -> list[str]:
             f"{name} is no faster than {closer} here ({work}): of the steps, {name} skips "
             f"{here.counts.get('skip', 0)} and computes {here.counts.get('sparse', 0)} sparsely, "
             f"and {closer} skips {before.counts.get('skip', 0)}; a sparse step of this model "
-            "saves little"
+            "saves little",
         )
     return notes
 
 
 def _layers(forecast: Forecast) -> list[record.PartLayers]:
     """Return both parts of the layers, by the model's name for them."""
-    plan, layout, first = forecast.planned.plan, forecast.planned.plan.layout, 0
+    plan = forecast.planned.plan
+    layout = forecast.planned.plan.layout
+    first = 0
     whole = replace(layout, share=None)  # of all processes together
     parts = []
     for kind in layout.kinds:
@@ -272,10 +296,12 @@ def _layers(forecast: Forecast) -> list[record.PartLayers]:
         first += kind.layers
         for part in PARTS:
             keep: Callable[[int], int] = plan.mlp_keep_count
-            rows, total = whole.mlp_tokens(layers[0]), kind.intermediate_size
+            rows = whole.mlp_tokens(layers[0])
+            total = kind.intermediate_size
             if part == "attention":
                 keep = partial(layer_times.kept_columns, plan)
-                rows, total = len(layout.query_rows), layout.tokens
+                rows = len(layout.query_rows)
+                total = layout.tokens
             kept: dict[int, list[int]] = {}
             for layer in layers:
                 if not plan.is_dense() and plan.is_sparse(layer, part):
@@ -294,17 +320,19 @@ def _layers(forecast: Forecast) -> list[record.PartLayers]:
                     total=total,
                     kept=kept,
                     step=max(times, key=attrgetter("sparse"), default=None),
-                )
+                ),
             )
     return parts
 
 
 def _shared(forecast: Forecast, alone: Forecast) -> record.Shared:
     """Return what each process has, and how well they share it; ``alone``: of one for all."""
-    sharing, memory = forecast.sharing, forecast.memory
+    sharing = forecast.sharing
+    memory = forecast.memory
     assert sharing is not None
     config = with_caches(sharing.plan.config, in_fp8=memory.in_fp8)
-    sent, ranks = {action: sharing.sent_bytes(action) for action in Action}, []
+    sent = {action: sharing.sent_bytes(action) for action in Action}
+    ranks = []
     for number, rank in enumerate(sharing.ranks()):
         cache_bytes = sharing.calls * sum(
             kind_bytes(kind, layer, layout=rank.layout, config=config, dtype=sharing.dtype)
@@ -319,10 +347,11 @@ def _shared(forecast: Forecast, alone: Forecast) -> record.Shared:
                 tokens=rank.layout.own.tokens,
                 cache_bytes=cache_bytes,
                 sent_bytes={action: sizes[number] for action, sizes in sent.items()},
-            )
+            ),
         )
     efficiency = run = None
-    together, single = forecast.estimate, alone.estimate
+    together = forecast.estimate
+    single = alone.estimate
     if together is not None and single is not None:
         efficiency = {
             action: single.steps[action] / (len(ranks) * seconds)
@@ -331,19 +360,23 @@ def _shared(forecast: Forecast, alone: Forecast) -> record.Shared:
         }
         run = single.run / (len(ranks) * together.run)
     return record.Shared(
-        parallel=sharing.parallel, ranks=ranks, efficiency=efficiency, efficiency_run=run
+        parallel=sharing.parallel,
+        ranks=ranks,
+        efficiency=efficiency,
+        efficiency_run=run,
     )
 
 
 def _check_memory(forecast: Forecast, weights: int) -> None:
     """Raise `UserError` where nothing fits, and say what would help."""
-    vram, working = forecast.planned.plan.config.memory.vram, forecast.working
+    vram = forecast.planned.plan.config.memory.vram
+    working = forecast.working
     needed = f"weights {format_bytes(weights)}, working memory {format_bytes(working)}"
     if vram is not None and weights + working >= vram:
         raise UserError(
             f"--vram {format_bytes(vram)} does not hold the model and its work ({needed}); "
             "in Python, diffusers' enable_model_cpu_offload and enable_group_offload keep a part "
-            "of the weights there at a time"
+            "of the weights there at a time",
         )
     try:
         forecast.memory.check()
@@ -352,11 +385,14 @@ def _check_memory(forecast: Forecast, weights: int) -> None:
 
 
 def _notes(request: Request, forecast: Forecast, weights: Mapping[str, int | None]) -> list[str]:
-    model, plan, profile = request.model, forecast.planned.plan, request.profile
+    model = request.model
+    plan = forecast.planned.plan
+    profile = request.profile
     assert profile is not None
     # Whatever is cached, it is told whether the model fits into --vram.
     unlimited = replace(plan, config=plan.config.override({"memory.vram": None}))
-    budgets, away = plan.config.memory, not request.here
+    budgets = plan.config.memory
+    away = not request.here
     unknown = ", ".join(name for name, size in weights.items() if size is None)
     remarks = {
         "planned for a GPU without limit; give --vram to see what fits": (

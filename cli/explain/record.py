@@ -44,7 +44,8 @@ class PartLayers(Record):
 
     @property
     def row(self) -> list[str]:
-        share, times = ["all", "-"], ["-", "-"]
+        share = ["all", "-"]
+        times = ["-", "-"]
         if self.kept:
             most = max(self.kept)
             share = [f"{most:,} of {self.total:,}", f"{most / self.total:.1%}"]
@@ -103,7 +104,8 @@ class Quality(Record):
         steps = counts["dense"] + counts["refresh"], counts["sparse"], counts["skip"]
         speedup = "-" if self.speedup_run is None else f"{self.speedup_run:.2f}x"
         published = "-" if self.published is None else str(self.published)
-        work, caches = f"{self.work:.0%}", _size(self.cache_bytes)
+        work = f"{self.work:.0%}"
+        caches = _size(self.cache_bytes)
         return [*map(str, steps), work, caches, speedup, published]
 
 
@@ -157,7 +159,10 @@ class Explanation(Result):
             *([] if self.shared is None else [self._ranks(self.shared)]),
             Table(qualities, [[name, *quality.row] for name, quality in self.qualities.items()]),
             Facts(
-                [("speed run", self.measured_speed), ("quality measured on", self.measured_quality)]
+                [
+                    ("speed run", self.measured_speed),
+                    ("quality measured on", self.measured_quality),
+                ],
             ),
             Facts([("note", note) for note in self.notes]),
         ]
@@ -192,7 +197,10 @@ class Explanation(Result):
         rows = {
             name: [
                 *(sizes.layer.get(kind, 0) for kind in kinds),
-                *(sizes.total, sizes.device, sizes.host, sizes.slots),
+                sizes.total,
+                sizes.device,
+                sizes.host,
+                sizes.slots,
             ]
             for name, sizes in self.caches.items()
         }
@@ -204,7 +212,8 @@ class Explanation(Result):
         )
 
     def _memory(self) -> Facts:
-        memory, on_gpu = self.memory, self.device.startswith("cuda")
+        memory = self.memory
+        on_gpu = self.device.startswith("cuda")
         on_each = "" if self.shared is None else ", on each of them"
         budget = "" if memory.vram is None else f" of {format_bytes(memory.vram)}"
         weights = [f"{name} {format_bytes(n)}" for name, n in self.weights.items() if n is not None]
@@ -223,8 +232,10 @@ class Explanation(Result):
 
     def _times(self, estimate: RunEstimate) -> tuple[Table, Facts]:
         """Return the time of a step of each action, and what it is estimated from."""
-        shared, rates = self.shared, estimate.rates
-        columns, rows = ["action", "steps", "a step", "against dense"], []
+        shared = self.shared
+        rates = estimate.rates
+        columns = ["action", "steps", "a step", "against dense"]
+        rows = []
         for action, count in self.counts.items():
             seconds = estimate.steps[Action(action)]
             speedup = "-" if action == "skip" else f"{estimate.stock / seconds:.2f}x"

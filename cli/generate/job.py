@@ -128,7 +128,8 @@ def record_of(request: Request, item: Item, warnings: Sequence[str] = ()) -> rec
 
 def _command(request: Request, options: GenerateOptions, item: Item) -> list[str]:
     """Return the words of the command that makes it again, whatever profile or device is here."""
-    settings, device = request.settings, request.device
+    settings = request.settings
+    device = request.device
     resolved = {
         "prompt": item.prompt,
         "prompts": None,
@@ -160,7 +161,8 @@ class KeptPipeline:
     display: ProgressDisplay
 
     def __init__(self, rank: Rank | None = None, *, plain_lines: int = 5) -> None:
-        self.rank, self._plain_lines = rank or Rank(), plain_lines
+        self.rank = rank or Rank()
+        self._plain_lines = plain_lines
         self.pipe: Any = None
         self.busy: str | None = None  # what else kept the CPU busy before the model was loaded
         # Of the latest sparse generation, as far as it began; of a pipeline that stays patched.
@@ -201,12 +203,14 @@ class KeptPipeline:
 
     def use(self, request: Request, display: ProgressDisplay) -> None:
         """Take up a request; patches stay where only prompt, seed and file differ."""
-        self.request, self.display = request, display
+        self.request = request
+        self.display = display
         settings = dataclasses.replace(request.generate_options, prompt="", seed=0, output=Path())
         if self._settings != settings:
             self._restore()
             self._maker = ClipMaker(request.load, request.pipeline_call, request.steps)
-            self._maker.pipe, self._maker.plain_lines = self.pipe, self._plain_lines
+            self._maker.pipe = self.pipe
+            self._maker.plain_lines = self._plain_lines
             if request.generate_options.mode == "sparse":
                 self._held = self._patches.enter_context(self._patch())
             self._settings = settings
@@ -217,9 +221,11 @@ class KeptPipeline:
         self._patches.close()
 
     def _patch(self) -> AbstractContextManager[GenerationReport]:
-        options, profile = self.request.generate_options, self.request.profile
+        options = self.request.generate_options
+        profile = self.request.profile
         assert profile is not None
-        timed, parallel = options.report is not None, self.rank.parallel
+        timed = options.report is not None
+        parallel = self.rank.parallel
         strict = options.strict
         return patched(self.pipe, profile, strict=strict, layer_times=timed, parallel=parallel)
 
@@ -252,7 +258,8 @@ class KeptPipeline:
 
 
 def _result(kept: KeptPipeline, item: Item) -> record.GenerationResult:
-    request, display = kept.request, kept.display
+    request = kept.request
+    display = kept.display
     warnings = prompt_warnings(kept, item)
     try:
         return make(kept, item, warnings)[0]
@@ -303,10 +310,13 @@ def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | N
 
 
 def make(
-    kept: KeptPipeline, item: Item, warnings: list[str]
+    kept: KeptPipeline,
+    item: Item,
+    warnings: list[str],
 ) -> tuple[record.GenerationResult, np.ndarray]:
     """Generate and write one image or clip; return the result and the frames."""
-    request, options = kept.request, kept.request.generate_options
+    request = kept.request
+    options = kept.request.generate_options
     runs: dict[Way, Generation] = {}
     try:
         for way in options.ways:
@@ -326,7 +336,8 @@ def make(
     if made.nothing_sparse is not None and request.too_few_steps is None:
         warnings = [*warnings, made.nothing_sparse]
         kept.display.warn([made.nothing_sparse])
-    outputs, comparison = {"output": (item.output, made.frames)}, None
+    outputs = {"output": (item.output, made.frames)}
+    comparison = None
     if options.compare:
         dense = runs["dense"]
         quality = compare_clips(dense.frames, made.frames)
@@ -369,7 +380,9 @@ def make(
 
 
 def _write_report(
-    path: Path | None, result: record.GenerationResult, report: GenerationReport | None
+    path: Path | None,
+    result: record.GenerationResult,
+    report: GenerationReport | None,
 ) -> None:
     """Write the file of ``--report``, if one is asked for: the result with what each step did."""
     if path is None:

@@ -22,7 +22,9 @@ from chipsparse.report.generation import GenerationReport
 BUNDLED = "bundled, draws simple shapes only"
 LETTERS = "D dense, R refresh, S sparse, k skipped"
 # Letters of a prompt that are shown: beside other clips, alone, and in a chart's label.
-ROW_PROMPT, WHOLE_PROMPT, LABEL_PROMPT = 60, 200, 40
+ROW_PROMPT = 60
+WHOLE_PROMPT = 200
+LABEL_PROMPT = 40
 
 
 class Settings(Record):
@@ -45,7 +47,8 @@ class Settings(Record):
         return f"{self.width}x{self.height} pixels{frames}"
 
     def text(self, flow_shift: float | None = None) -> str:
-        steps, guidance = self.num_inference_steps, self.true_cfg_scale or self.guidance_scale
+        steps = self.num_inference_steps
+        guidance = self.true_cfg_scale or self.guidance_scale
         texts = [
             self.size,
             "" if steps is None else counted(steps, "step"),
@@ -172,7 +175,8 @@ class GenerationResult(Result):
         return f"{files_text(files)} (replaced)" if replaced else files_text(files)
 
     def points(self, name: str) -> list[QualityPoint]:
-        comparison, request = self.comparison, self.request
+        comparison = self.comparison
+        request = self.request
         if comparison is None or comparison.psnr_db is None:
             return []
         seed = "" if request.seed is None else f"seed {request.seed}"
@@ -189,7 +193,8 @@ class GenerationResult(Result):
         made = self.made
         if made is None:
             return []
-        steps, sections = counted(len(made.steps), "step"), made.steps[-1].section + 1
+        steps = counted(len(made.steps), "step")
+        sections = made.steps[-1].section + 1
         steps += f" in {sections} sections" if sections > 1 else ""
         time = f"{seconds_text(made.denoising_seconds)} for {steps}, "
         time += f"{seconds_text(made.total_seconds)} with text and decoding"
@@ -231,7 +236,8 @@ class GenerationResult(Result):
 
     @property
     def _memory(self) -> str:
-        made, texts = self.made, []
+        made = self.made
+        texts = []
         assert made is not None
         if made.peak_gpu_bytes is not None:
             dense = self.dense if self.sparse is not None else None

@@ -78,7 +78,8 @@ class Recorded:
         """Raise `UserError` where a file that it was made with is gone."""
         if not Path(path).expanduser().exists():
             raise UserError(
-                f"{self.source} was made with {option} {path}, which is gone; give another {option}"
+                f"{self.source} was made with {option} {path}, which is gone; "
+                f"give another {option}",
             )
 
     def check_class(self, transformer_class: str, location: str) -> None:
@@ -87,7 +88,7 @@ class Recorded:
         if made_by and made_by != transformer_class:
             raise UserError(
                 f"{self.source} was made by a {made_by}, and {location} now has a "
-                f"{transformer_class}; name the model with --model"
+                f"{transformer_class}; name the model with --model",
             )
 
 
@@ -135,12 +136,12 @@ def _only_entry(record: Path) -> _Entry:
     entries = list(_entries(record))
     if not entries:
         raise UserError(
-            f"--from {record} is no record of a generation; name a file of generate --report"
+            f"--from {record} is no record of a generation; name a file of generate --report",
         )
     if len(entries) > 1:
         one = min((name for entry in entries for name in entry.names), default="its output")
         raise UserError(
-            f"--from {record} is about {len(entries)} clips; name the file of one, such as {one}"
+            f"--from {record} is about {len(entries)} clips; name the file of one, such as {one}",
         )
     return entries[0]
 
@@ -159,7 +160,7 @@ def _entry_beside(output: Path) -> _Entry:
             return entries[0]
     raise UserError(
         f"there is no record of {output} in its folder; generate writes one with --report, and "
-        f"batch {MANIFEST}"
+        f"batch {MANIFEST}",
     )
 
 

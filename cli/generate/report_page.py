@@ -85,7 +85,8 @@ def _fullest(records: Iterable[StepRecord | LayerRecord]) -> str:
 
 def read_steps(report: GenerationReport) -> list[Step]:
     """Return the denoising steps, section by section."""
-    steps, first = list[Step](), 0
+    steps = list[Step]()
+    first = 0
     sections = [[*calls] for _, calls in groupby(report.steps, attrgetter("generation"))]
     for section, calls in enumerate(sections, start=1):
         suffix = f" of section {section}" if len(sections) > 1 else ""
@@ -169,9 +170,14 @@ def report_sections(result: GenerationResult) -> list[Section]:
 
 
 def _head(
-    result: GenerationResult, report: GenerationReport, steps: Sequence[Step], *, asked: int
+    result: GenerationResult,
+    report: GenerationReport,
+    steps: Sequence[Step],
+    *,
+    asked: int,
 ) -> list[view.Part]:
-    request, done = result.request, sum(step.finished for step in steps)
+    request = result.request
+    done = sum(step.finished for step in steps)
     parts: list[view.Part] = []
     error = report.error or result.error
     if error is not None:
@@ -183,7 +189,8 @@ def _head(
     if report.nothing_sparse and not any(text.startswith(NOTHING) for text in request.warnings):
         parts.append(view.Alert(report.nothing_sparse))
     parts += map(view.Alert, request.warnings)
-    dense, comparison = result.dense, result.comparison
+    dense = result.dense
+    comparison = result.comparison
     if comparison is not None:
         detail = "" if dense is None else f"dense {units.seconds_text(dense.denoising_seconds)}"
         parts.append(view.Tile(units.times(comparison.speedup), "as fast as dense", detail))

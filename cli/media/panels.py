@@ -21,7 +21,11 @@ Panel = tuple[np.ndarray, str]  # the frames of one clip, and the label above th
 
 
 def difference_rows(
-    reference: Panel, others: Sequence[Panel], *, factor: int | None, in_one_row: bool = False
+    reference: Panel,
+    others: Sequence[Panel],
+    *,
+    factor: int | None,
+    in_one_row: bool = False,
 ) -> tuple[list[list[Panel | None]], int]:
     """Return panels of clips of one shape, of their absolute difference, and the factor of these.
 
@@ -42,7 +46,8 @@ def stack_panels(rows: Sequence[Sequence[Panel | None]]) -> np.ndarray:
     count, height, width, _ = panels[0][0].shape
     font = ImageFont.load_default(size=max(10, min(28, height // 20)))
     strip = (int(font.getbbox("".join(label for _, label in panels))[3]) + 6) // 2 * 2
-    down, right = strip + height + GAP_PIXELS, width + GAP_PIXELS
+    down = strip + height + GAP_PIXELS
+    right = width + GAP_PIXELS
     sides = len(rows) * down - GAP_PIXELS, len(rows[0]) * right - GAP_PIXELS
     stacked = np.zeros((count, *sides, 3), np.uint8)
     for row, line in enumerate(rows):
@@ -56,7 +61,10 @@ def stack_panels(rows: Sequence[Sequence[Panel | None]]) -> np.ndarray:
 
 
 def _label_strip(
-    label: str, width: int, height: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+    label: str,
+    width: int,
+    height: int,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
 ) -> np.ndarray:
     """Return the label on black, ``[height, width, 3]``, without the last words that do not fit."""
     strip = Image.new("RGB", (width, height))

@@ -106,7 +106,7 @@ def _read_images(path: Path, files: list[Path]) -> Clip:
         if frames[-1].shape != frames[0].shape:
             raise UserError(
                 f"the frames differ in size: {files[0]} has {size_text(frames[0])} pixels and "
-                f"{file} has {size_text(frames[-1])}"
+                f"{file} has {size_text(frames[-1])}",
             )
     fps = 1000 * len(frames) / milliseconds if milliseconds else None
     return Clip(path, np.stack(frames), fps, files, lossy=_is_lossy(files[0]))

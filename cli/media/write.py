@@ -33,7 +33,9 @@ GIF_MAX_FPS = 50
 # The name of the text in each PNG of a clip that says how many there are.
 FRAME_COUNT = "chipsparse frames"
 # The text in a JPEG or WebP: where other programs look for it, after its own mark of the encoding.
-EXIF_FOLDER, USER_COMMENT, UTF_16 = 0x8769, 0x9286, b"UNICODE\0"
+EXIF_FOLDER = 0x8769
+USER_COMMENT = 0x9286
+UTF_16 = b"UNICODE\0"
 LONGEST_COMMENT_BYTES = 60_000  # all of it must fit into 64 KiB
 JPEG_QUALITY = 95
 LONGEST_TAG = 30_000  # letters: a word of a command line is at most 128 KiB
@@ -92,7 +94,7 @@ def check_kind(path: Path, *, video: bool, frames: int | None = 1) -> None:
     kind = path.suffix.lower()
     if not video and kind not in IMAGES:
         raise UserError(
-            f"this model makes images, not videos; use {path.with_suffix('.png')}, .jpg or .webp"
+            f"this model makes images, not videos; use {path.with_suffix('.png')}, .jpg or .webp",
         )
     if video and frames != 1 and kind not in CLIPS:
         raise UserError(f"{path} is for one image, not for a video; use one of {', '.join(CLIPS)}")
@@ -130,7 +132,8 @@ def ffmpeg(verb: str, suffix: str) -> str:
         return str(imageio_ffmpeg.get_ffmpeg_exe())
     except RuntimeError as error:
         raise UserError(
-            f"no ffmpeg was found to {verb} {suffix}; reinstall imageio-ffmpeg, or use .gif or .png"
+            f"no ffmpeg was found to {verb} {suffix}; "
+            "reinstall imageio-ffmpeg, or use .gif or .png",
         ) from error
 
 
@@ -172,9 +175,11 @@ def write_media(
     """
     folder = next(iter(clips)).parent
     files = {path: clip_files(path, len(frames)) for path, frames in clips.items()}
-    text, content = "", ""
+    text = ""
+    content = ""
     if metadata:
-        text, content = parameters(metadata), json.dumps(dict(metadata), ensure_ascii=False)
+        text = parameters(metadata)
+        content = json.dumps(dict(metadata), ensure_ascii=False)
     with (
         user_errors(OSError, what=f"{', '.join(map(str, clips))} could not be written"),
         scratch_folder(folder) as scratch,
@@ -245,7 +250,12 @@ def _raw_input(frames: np.ndarray, fps: float) -> list[str]:
 
 
 def _write_video(
-    path: Path, frames: np.ndarray, fps: float, crf: int | None, text: str, content: str
+    path: Path,
+    frames: np.ndarray,
+    fps: float,
+    crf: int | None,
+    text: str,
+    content: str,
 ) -> None:
     kind = path.suffix.lower()
     (encoder, *options), usual, _ = CODECS[kind]
@@ -255,12 +265,25 @@ def _write_video(
     colours = "bt709"
     words = [
         *_raw_input(frames, fps),
-        *("-c:v", encoder, *options),
-        *("-crf", str(usual if crf is None else crf), "-pix_fmt", "yuv420p"),
-        *("-vf", f"scale=out_color_matrix={colours}:out_range=tv", "-colorspace", colours),
-        *("-color_primaries", colours, "-color_trc", colours),
-        *("-metadata", f"comment={text[:LONGEST_TAG]}"),
-        *("-metadata", f"description={content[:LONGEST_TAG]}"),
+        "-c:v",
+        encoder,
+        *options,
+        "-crf",
+        str(usual if crf is None else crf),
+        "-pix_fmt",
+        "yuv420p",
+        "-vf",
+        f"scale=out_color_matrix={colours}:out_range=tv",
+        "-colorspace",
+        colours,
+        "-color_primaries",
+        colours,
+        "-color_trc",
+        colours,
+        "-metadata",
+        f"comment={text[:LONGEST_TAG]}",
+        "-metadata",
+        f"description={content[:LONGEST_TAG]}",
         plain_file(path),
     ]
     run_ffmpeg(ffmpeg("write", kind), words, frames.tobytes())
@@ -316,7 +339,8 @@ def generation_metadata(request: Request, item: Item) -> dict[str, str]:
 
     They name no folder: a file may be sent to others.
     """
-    settings, options = request.settings, request.generate_options
+    settings = request.settings
+    options = request.generate_options
     profile = None if options.dense else request.profile
     guidance = settings.true_cfg_scale
     facts = {
@@ -354,7 +378,8 @@ def parameters(facts: Mapping[str, str]) -> str:
     These are the prompt, the negative prompt, and a line of pairs, under the names of others.
     """
     names = {"guidance_scale": "CFG scale", "dtype": "Precision", "chipsparse": "Version"}
-    lines, pairs = [], []
+    lines = []
+    pairs = []
     for name, value in facts.items():
         if name == "prompt":
             lines.append(value)

@@ -89,7 +89,7 @@ class ModelDescription:
                 return dataclasses.replace(self, pipeline_class=others[name])
         raise UserError(
             f"{self.pipeline_class.__name__} takes no image; leave --image out, or use a model "
-            "made for it"
+            "made for it",
         )
 
     @cached_property
@@ -127,7 +127,7 @@ def describe_model(location: str) -> ModelDescription:
     if not transformers:
         raise UserError(
             f"the model {location} has no diffusion transformer ({pipeline_class.__name__} works "
-            f"with {', '.join(components) or 'nothing'}); chipsparse needs one"
+            f"with {', '.join(components) or 'nothing'}); chipsparse needs one",
         )
     absent = absent_components(location, components)
     if not modular:  # whose components may be in other places
@@ -153,7 +153,7 @@ def _class(index: dict[str, Any], key: str, base: str, location: str) -> type:
         raise UserError(
             f"{key} of the model {location} is {name}, which is no {base} of diffusers "
             f"{diffusers.__version__}; the model was made for "
-            f"{index.get('_diffusers_version', 'an unknown version')}"
+            f"{index.get('_diffusers_version', 'an unknown version')}",
         )
     return kind
 
@@ -165,7 +165,7 @@ def _component_config(location: str, name: str, entry: list[Any]) -> dict[str, A
     if library != "diffusers" or not isinstance(kind, type):
         raise UserError(
             f"the {name} of the model {location} has the class {library}.{class_name}, which "
-            f"diffusers {diffusers.__version__} does not have"
+            f"diffusers {diffusers.__version__} does not have",
         )
     folder = name
     if place and not (Path(location) / name).is_dir():  # of a modular pipeline, perhaps elsewhere
@@ -191,7 +191,7 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(
             f"--device {name} needs a CUDA GPU that PyTorch can use, and there is none; "
-            "use --device cpu"
+            "use --device cpu",
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1

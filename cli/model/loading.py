@@ -39,7 +39,10 @@ def load_pipeline(
         if model.blocks is None:
             pipeline_class: Any = model.pipeline_class
             pipe = pipeline_class.from_pretrained(
-                model.location, dtype=dtype, **transformers, **from_cache(model.location)
+                model.location,
+                dtype=dtype,
+                **transformers,
+                **from_cache(model.location),
             )
             pipe.set_progress_bar_config(disable=True)
         else:
@@ -73,7 +76,7 @@ def _load_transformer(model: ModelDescription, name: str, dtype: torch.dtype) ->
         if names:
             raise UserError(
                 f"{name}/config.json of the model {model.location} does not fit the weights beside "
-                f"it: it {fault.format(counted(len(names), 'tensor'))}, such as {min(names)}"
+                f"it: it {fault.format(counted(len(names), 'tensor'))}, such as {min(names)}",
             )
     return transformer
 

@@ -30,14 +30,16 @@ def read_lora(text: str) -> Lora:
     The path is a file, a folder with one, or a hub name, whose file is fetched. Raises `UserError`
     where there is none, or the package for it is missing.
     """
-    path, scale = Path(text).expanduser(), 1.0
+    path = Path(text).expanduser()
+    scale = 1.0
     before, colon, behind = text.rpartition(":")
     if colon and not path.exists():
         try:
-            path, scale = Path(before).expanduser(), float(behind)
+            path = Path(before).expanduser()
+            scale = float(behind)
         except ValueError as error:
             raise UserError(
-                f"--lora {text}: {behind!r} is no number; write PATH or PATH:SCALE"
+                f"--lora {text}: {behind!r} is no number; write PATH or PATH:SCALE",
             ) from error
     if not math.isfinite(scale):
         raise UserError(f"--lora {text}: the scale must be a finite number")
@@ -61,7 +63,9 @@ def load_loras(pipe: Any, loras: list[Lora]) -> None:
     for name, lora in zip(names, loras, strict=True):
         with user_errors(Exception, what=f"--lora {lora.file} could not be loaded into this model"):
             pipe.load_lora_weights(
-                str(lora.file.parent), weight_name=lora.file.name, adapter_name=name
+                str(lora.file.parent),
+                weight_name=lora.file.name,
+                adapter_name=name,
             )
         # Weights whose names the model does not know are passed over with a warning alone.
         if not any(name in loaded for loaded in pipe.get_list_adapters().values()):
@@ -76,7 +80,7 @@ def _file(path: Path) -> Path:
             return _fetched(str(path))
         raise UserError(
             f"--lora {path} does not exist; name a file or folder on this machine, or one of the "
-            "Hugging Face hub as owner/name"
+            "Hugging Face hub as owner/name",
         )
     if not path.is_dir():
         if path.suffix != SUFFIX:
@@ -98,7 +102,9 @@ def _fetched(hub_name: str) -> Path:
             names = [name for name in list_repo_files(hub_name) if name.endswith(SUFFIX)]
             _check_one(hub_name, names)
         folder = snapshot_download(
-            hub_name, allow_patterns=f"*{SUFFIX}", local_files_only=not online
+            hub_name,
+            allow_patterns=f"*{SUFFIX}",
+            local_files_only=not online,
         )
     return _file(Path(folder))
 

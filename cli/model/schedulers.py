@@ -25,10 +25,12 @@ def choose_scheduler(model: ModelDescription, options: GenerationOptions, *, spa
     ``unipc`` is UniPCMultistepScheduler. A sparse run needs one that calls the transformer once per
     step. Raises `UserError` where there is none, it does not go with this, or has no flow shift.
     """
-    name, flow_shift = options.scheduler, options.flow_shift
+    name = options.scheduler
+    flow_shift = options.flow_shift
     if name is None and flow_shift is None and not sparse:
         return None
-    own, chosen = _own(model), None
+    own = _own(model)
+    chosen = None
     if own is None:
         if name is None and flow_shift is None:
             return None
@@ -61,7 +63,7 @@ def _of_name(name: str, own: Any, *, sparse: bool) -> Any:
     if not matches:
         raise UserError(
             f"--scheduler {name} is none of diffusers' schedulers that take this model's config: "
-            f"{', '.join(sorted(kinds))}"
+            f"{', '.join(sorted(kinds))}",
         )
     if len(matches) > 1:
         raise UserError(f"--scheduler {name} may be {' or '.join(matches)}; write more of it")

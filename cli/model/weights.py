@@ -16,7 +16,8 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription, read_json
 
 # What a digest reads of a file: all of up to 16 MiB.
-PIECES, PIECE_BYTES = 256, 1 << 16
+PIECES = 256
+PIECE_BYTES = 1 << 16
 
 
 def count_weights(model: ModelDescription, dtype: torch.dtype) -> dict[str, int | None]:

@@ -173,7 +173,12 @@ class MediaRegression:
         return shlex.join(["pytest", self._node.nodeid, "--update-golden", *where])
 
     def _update(
-        self, clips: list[Path], now: np.ndarray, *, fps: float, settings: Mapping[str, object]
+        self,
+        clips: list[Path],
+        now: np.ndarray,
+        *,
+        fps: float,
+        settings: Mapping[str, object],
     ) -> None:
         """Write a golden file and its record, unless its pixels are the same already."""
         image, video = clips

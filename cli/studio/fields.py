@@ -45,10 +45,17 @@ def form(studio: Studio) -> tuple[dict[str, Any], gr.Button]:
     first = fitting(studio, model)
     fields: dict[str, Any] = {
         "model": gr.Dropdown(
-            models, value=model, label=LABELS["model"], allow_custom_value=True, **first["model"]
+            models,
+            value=model,
+            label=LABELS["model"],
+            allow_custom_value=True,
+            **first["model"],
         ),
         "prompt": gr.Textbox(
-            example(model), label=LABELS["prompt"], lines=3, placeholder=SUGGESTED
+            example(model),
+            label=LABELS["prompt"],
+            lines=3,
+            placeholder=SUGGESTED,
         ),
         "image": gr.Image(
             label=LABELS["image"],
@@ -74,7 +81,9 @@ def form(studio: Studio) -> tuple[dict[str, Any], gr.Button]:
         fields["negative_prompt"] = negative
         with gr.Row():
             fields["scheduler"] = gr.Dropdown(
-                label=LABELS["scheduler"], min_width=200, **first["scheduler"]
+                label=LABELS["scheduler"],
+                min_width=200,
+                **first["scheduler"],
             )
             fields["flow_shift"] = number("flow_shift", min_width=160, **first["flow_shift"])
         with gr.Row():

@@ -22,7 +22,10 @@ REFERENCES = (
 
 
 def why_no_faster(
-    request: Request, dense: Generation, sparse: Generation, busy: str | None
+    request: Request,
+    dense: Generation,
+    sparse: Generation,
+    busy: str | None,
 ) -> list[str]:
     """Return sentences on why sparse was no faster than dense; none where it was.
 

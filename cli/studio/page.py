@@ -95,7 +95,10 @@ class Page:
         self.view = gr.HTML(NOTHING_YET, elem_id="view")
         self.result = gr.HTML(elem_id="result")
         self.slider = gr.ImageSlider(
-            label="dense | sparse", format="png", elem_id="beside", **hidden
+            label="dense | sparse",
+            format="png",
+            elem_id="beside",
+            **hidden,
         )
         self.frame = gr.Slider(0, 1, step=1, label="Frame, from 0", visible=False, elem_id="frame")
         label = "The same in a terminal"
@@ -117,7 +120,11 @@ class Page:
         typed.append(fields["image"].clear)
         self._keep_after(gr.on(typed, None, None, None, trigger_mode="always_last", **QUIET))
         self.frame.input(
-            self.still, [self.number, self.frame], self.slider, trigger_mode="always_last", **QUIET
+            self.still,
+            [self.number, self.frame],
+            self.slider,
+            trigger_mode="always_last",
+            **QUIET,
         )
         self.results.select(self.look, None, shows, **QUIET)
         # Without a limit: a page that was loaded anew need not wait for what the old one began.

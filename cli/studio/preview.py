@@ -28,7 +28,11 @@ class Preview:
         self._map: np.ndarray | None = None  # of the channels and a one
 
     def pictures(
-        self, latents: torch.Tensor | None, step: int, request: Request, pipe: Any
+        self,
+        latents: torch.Tensor | None,
+        step: int,
+        request: Request,
+        pipe: Any,
     ) -> np.ndarray | None:
         """Return pictures of the latents after a step, uint8 ``[T, H, W, 3]``; None if not known.
 
@@ -41,7 +45,8 @@ class Preview:
         arranged = None if latents is None else arrange(latents[0].detach(), grid, channels)
         if arranged is None:
             return None
-        before, sigmas = self._latents, getattr(pipe.scheduler, "sigmas", None)
+        before = self._latents
+        sigmas = getattr(pipe.scheduler, "sigmas", None)
         after = np.nan_to_num(arranged[spaced(len(arranged), MOST_FRAMES)].float().cpu().numpy())
         self._latents = after
         if step and before is not None and sigmas is not None and max(sigmas) <= 1:

@@ -150,7 +150,9 @@ class Live(ProgressDisplay):
             raise Stopped
 
     def show(self, doing: str = "", clock: str = "", preview: np.ndarray | None = None) -> None:
-        self.clock, self.preview, self.doing = clock, preview, doing
+        self.clock = clock
+        self.preview = preview
+        self.doing = doing
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
@@ -195,7 +197,8 @@ class Studio:
         self._device = choose_device(options.device)
         # All that touches the pipeline is done by one thread.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="studio")
-        self._kept, self._preview = KeptPipeline(), Preview()
+        self._kept = KeptPipeline()
+        self._preview = Preview()
         self._dense: dict[Any, Generation] = {}  # the last one, by all that it depends on
 
     def close(self) -> None:
@@ -292,12 +295,14 @@ class Studio:
         return "" if seconds is None else f"About {duration(seconds)}, as before."
 
     def _work(self, chosen: dict[str, Any], live: Live) -> None:
-        doing, preview = "", None
+        doing = ""
+        preview = None
         try:
             live.check()
             self._make(chosen, live)
         except Stopped:
-            doing, preview = "stopped", live.preview
+            doing = "stopped"
+            preview = live.preview
         except Exception as error:
             live.error = with_labels(described(error))
         live.show(doing, preview=preview)
@@ -305,13 +310,17 @@ class Studio:
 
     def _make(self, chosen: dict[str, Any], live: Live) -> None:
         request = self.resolve(chosen)
-        options, planned, made = request.generate_options, request.planned, live.made
+        options = request.generate_options
+        planned = request.planned
+        made = live.made
         kept = self._kept
         if kept.load(request, live):
-            self._dense, self._preview = {}, Preview()
+            self._dense = {}
+            self._preview = Preview()
         began = time.monotonic()
         kept.use(request, live)
-        preview, pipe = self._preview, kept.pipe
+        preview = self._preview
+        pipe = kept.pipe
         live.picture = lambda latents, step: preview.pictures(latents, step, request, pipe)
         # The command writes to where it is typed.
         item = Item(0, options.prompt or "", options.seed, "", output=Path(options.output.name))

@@ -35,7 +35,9 @@ def run(options: TuneOptions) -> None:
     rank = this_rank(options)
     with working(options, rank) as (place, display):
         request = resolve(options, place, instead="a schedule is tuned on prompts alone")
-        model, profile, settings = request.model, request.profile, request.settings
+        model = request.model
+        profile = request.profile
+        settings = request.settings
         assert profile is not None
         if rank.starts:
             return start_others("tune", options, rank.ranks)
@@ -52,7 +54,11 @@ def run(options: TuneOptions) -> None:
         store = Store(options.results_file, common, kind="tuning", ranks=rank)
         lab = TuneLab(
             Experiment(
-                maker, samples, store, dense=calibrated(rank.parallel), lpips=lambda *_: lpips
+                maker,
+                samples,
+                store,
+                dense=calibrated(rank.parallel),
+                lpips=lambda *_: lpips,
             ),
             profile.sparsity,
             options,
@@ -60,7 +66,8 @@ def run(options: TuneOptions) -> None:
             _capture_mode(request, profile.sparsity),
             can_sparse_mlps="mlp" not in never_sparse(model),
         )
-        places, first = range(len(samples)), options.calibration_prompts
+        places = range(len(samples))
+        first = options.calibration_prompts
         # For the page of `report`: what is searched for, and in the end what was chosen.
         target = {name: value for name, value in options.target.items() if value is not None}
         name = ", ".join(f"{key} {value:g}" for key, value in target.items())
@@ -70,17 +77,23 @@ def run(options: TuneOptions) -> None:
             store.note(name, note)
         display.tell(
             f"the search takes at most the time of {options.budget:g} dense generations "
-            f"(--budget), {len(samples)} of them dense"
+            f"(--budget), {len(samples)} of them dense",
         )
         prompts = {"calibrating": places[:first], "held_out": places[first:]}
         search = Search(
-            lab, profile.sparsity, steps, tuned.target, **prompts, budget=options.budget
+            lab,
+            profile.sparsity,
+            steps,
+            tuned.target,
+            **prompts,
+            budget=options.budget,
         )
         try:
             best = search.run()
         except Unreachable as error:
             raise UserError(_unreachable_text(options, error)) from error
-        candidate, measured = best.candidate, measurement(best.pairs)
+        candidate = best.candidate
+        measured = measurement(best.pairs)
         chosen = Chosen.model_validate(
             {
                 "config": config_digest(candidate.config),
@@ -88,7 +101,7 @@ def run(options: TuneOptions) -> None:
                 "density": candidate.form.density,
                 "actions": best.pairs[0].actions,
                 "measured": measured,
-            }
+            },
         )
         store.note(name, {**note, "chosen": chosen.model_dump(mode="json")})
         if not rank.writes:
@@ -115,7 +128,8 @@ def run(options: TuneOptions) -> None:
 def _unreachable_text(options: TuneOptions, error: Unreachable) -> str:
     """Return a sentence about a target that nothing meets: the closest, and how to go on."""
     best = measurement(error.best.pairs)
-    cannot, more = "cannot be met here", ""
+    cannot = "cannot be met here"
+    more = ""
     if error.out_of_budget:
         cannot = f"was not found within --budget {options.budget:g}"
         more = ", or give a larger --budget"
@@ -130,7 +144,8 @@ def _capture_mode(request: Request, config: SparsityConfig) -> CaptureMode:
     """Return the mode in which a few sparse steps run as those of such generations do."""
     if request.planned is None:
         return config.cuda_graphs
-    plan, few = request.planned.plan, {"actions": ["dense", "refresh", "sparse"]}
+    plan = request.planned.plan
+    few = {"actions": ["dense", "refresh", "sparse"]}
     config = plan.config.override({"attention.density": DENSITIES[0], "schedule": few})
     return as_of_many(config, dataclasses.replace(plan, config=config), request.dtype).cuda_graphs
 
@@ -139,12 +154,13 @@ def _samples(options: TuneOptions, *, video: bool) -> list[Sample]:
     """Return different prompts, those to calibrate with first; the seed of each is its number."""
     file = options.prompts or ASSETS / "prompts" / shapes(video=video)
     texts = list(dict.fromkeys(read_prompts(file)))
-    first, others = options.calibration_prompts, options.held_out_prompts
+    first = options.calibration_prompts
+    others = options.held_out_prompts
     if len(texts) < first + others:
         raise UserError(
             f"{file} has {len(texts)} different prompts, but {first + others} are needed: {first} "
             f"to calibrate with and {others} others to verify on (--calibration-prompts, "
-            "--held-out-prompts)"
+            "--held-out-prompts)",
         )
     return [Sample(seed, text, seed) for seed, text in enumerate(texts[: first + others])]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,29 +42,35 @@ class TuneLab:
     cuda_graphs: CaptureMode = "auto"
     can_sparse_mlps: bool = True  # the model's MLPs can run sparse
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
+    _warmed: Any = field(default=None, init=False)  # the pipeline, once it is
 
     def __post_init__(self) -> None:
-        self._maker, self._store = self.experiment.maker, self.experiment.store
+        self._maker = self.experiment.maker
+        self._store = self.experiment.store
         self._parallel = self._store.ranks.parallel
 
-    @functools.cached_property
-    def pipe(self) -> Any:
-        """The pipeline, warmed up."""
-        maker, sample = self._maker, self.experiment.samples[0]
+    def warmed_pipe(self) -> Any:
+        """Return the pipeline, which is loaded and warmed up once."""
+        if self._warmed is not None:
+            return self._warmed
+        maker = self._maker
+        sample = self.experiment.samples[0]
         pipe = maker.pipe
         with user_errors(ValueError):
             check_scheduler(getattr(pipe, "scheduler", None))
         with maker.progress.stage("warming up"), stock(pipe, self._parallel):
             warm_up(pipe, maker.arguments(sample.prompt), seed=sample.seed, report=None)
+        self._warmed = pipe
         return pipe
 
     def trajectory(self, prompt: int) -> Trajectory:
         made = self._clip(self.experiment.dense_way, prompt)
         if prompt == 0:
-            seconds, budget = made.total_seconds, self.options.budget
+            seconds = made.total_seconds
+            budget = self.options.budget
             self._maker.progress.tell(
                 f"a dense generation takes {duration(seconds)} here: the search ends within "
-                f"{budget:g} times that, {duration(budget * seconds)}"
+                f"{budget:g} times that, {duration(budget * seconds)}",
             )
         kept = made.facts["trajectory"]
         return Trajectory(**{name: np.array(values) for name, values in kept.items()})
@@ -97,7 +102,11 @@ class TuneLab:
         dense = self._clip(self.experiment.dense_way, prompt)
         facts = {"form": form, "config": engine.config_digest(config)}
         way = engine.sparse_way(
-            "candidate", config, parallel=self._parallel, facts=facts, warm=False
+            "candidate",
+            config,
+            parallel=self._parallel,
+            facts=facts,
+            warm=False,
         )
         lpips = "" if self.options.max_lpips is None else ", with LPIPS"
         way = replace(way, cost=LIKELY_COST, key=way.key + lpips)
@@ -124,13 +133,14 @@ class TuneLab:
     def _prepare(self, name: str, cost: float) -> None:
         """Load the model and plan a measurement, where that is not in the store."""
         if name not in self._store.measured:
-            _ = self.pipe
+            self.warmed_pipe()
             left = max(0.0, self.options.budget - sum(self._used.values()) - cost)
             self._maker.progress.plan({name: cost, "all that may follow": left})
 
     def _timed(self, density: float, *, sparse_mlp: bool = False) -> dict[str, float]:
         """Return the median time of each kind of step, and the time of measuring it."""
-        maker, count = self._maker, len(TIMED_ACTIONS)
+        maker = self._maker
+        count = len(TIMED_ACTIONS)
         name = f"times, {density:g} of the columns{', sparse MLPs' * sparse_mlp}"
         title = f"steps with {density:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
         self._prepare(name, count / (maker.steps - self.uncalled_steps))
@@ -145,11 +155,15 @@ class TuneLab:
             arguments["num_inference_steps"] = count + self.uncalled_steps
             with (
                 maker.progress.working(name),
-                patched(self.pipe, config, parallel=self._parallel) as report,
+                patched(self.warmed_pipe(), config, parallel=self._parallel) as report,
                 maker.progress.denoising(title, count, plain_lines=1) as display,
             ):
                 steps = time_steps(
-                    self.pipe, arguments, seed=sample.seed, display=display, report=report
+                    self.warmed_pipe(),
+                    arguments,
+                    seed=sample.seed,
+                    display=display,
+                    report=report,
                 )
             made = {"seconds": sum(step.seconds for step in steps)}
             for kind in ("refresh", "sparse", "skip"):
@@ -178,7 +192,7 @@ def calibrated(parallel: Any) -> engine.Way:
                     raise UserError(
                         f"{type(pipe).__name__} calls its scheduler {trajectory.steps} times for "
                         f"{len(made.steps)} steps; only schedulers of one call a step can be tuned "
-                        "for"
+                        "for",
                     )
                 return {
                     "step_seconds": statistics.median(step.seconds for step in made.steps),

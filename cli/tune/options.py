@@ -26,20 +26,23 @@ class TuneOptions(GenerationOptions):
     """The options that the user typed; None where one was left out."""
 
     output: Path = output_option(
-        "-o", help="Profile to write, for generate --config.", default=REQUIRED, shown=False
+        "-o",
+        help="Profile to write, for generate --config.",
+        default=REQUIRED,
+        shown=False,
     )
     min_psnr: Above0 | None = target_option(
-        help="PSNR against dense, in dB, of every held-out prompt, as fast as possible."
+        help="PSNR against dense, in dB, of every held-out prompt, as fast as possible.",
     )
     min_ssim: Below1 | None = target_option(help="The same with SSIM.")
     max_lpips: Above0 | None = target_option(
-        help="The same with LPIPS, where the extra lpips and AlexNet's weights are installed."
+        help="The same with LPIPS, where the extra lpips and AlexNet's weights are installed.",
     )
     min_speedup: Above1 | None = target_option(
-        help="Dense over sparse time of a generation, as close to dense as possible."
+        help="Dense over sparse time of a generation, as close to dense as possible.",
     )
     max_seconds: Above0 | None = target_option(
-        help="Time of a generation on this device, likewise."
+        help="Time of a generation on this device, likewise.",
     )
     prompts: Path | None = measuring_option(
         help="Text file with one prompt a line, or bundled ones: shapes, images or suite. The "
@@ -49,7 +52,8 @@ class TuneOptions(GenerationOptions):
     calibration_prompts: Positive = measuring_option(help="Prompts to calibrate with.", default=2)
     held_out_prompts: Positive = measuring_option(help="Other prompts to verify on.", default=4)
     budget: float = measuring_option(
-        help="What the search may take, in the time of dense generations.", default=30
+        help="What the search may take, in the time of dense generations.",
+        default=30,
     )
     results: Path | None = output_option(
         help="JSON file that keeps every measurement: an interrupted run goes on from it, and "
@@ -86,7 +90,7 @@ class TuneOptions(GenerationOptions):
         if self.budget < least:
             raise UserError(
                 f"--budget {self.budget:g} is too small: {self.calibration_prompts} prompts to "
-                f"calibrate with and {self.held_out_prompts} to verify on need at least {least}"
+                f"calibrate with and {self.held_out_prompts} to verify on need at least {least}",
             )
         check_file("--output", self.output, ".yaml", ".yml")
         check_file("--results", self.results_file, ".json")

@@ -30,7 +30,8 @@ def quality_text(measured: TunedMeasurement) -> str:
     """Return the quality on the held-out prompts in words."""
     if measured.psnr_db_worst is None:
         return "the same clips as dense"
-    worst, median = decibels(measured.psnr_db_worst), decibels(measured.psnr_db_median)
+    worst = decibels(measured.psnr_db_worst)
+    median = decibels(measured.psnr_db_median)
     text = f"PSNR {worst} at worst, median {median}"
     if measured.ssim_worst is not None:
         text += f"; SSIM {measured.ssim_worst:.3f} at worst"
@@ -41,7 +42,8 @@ def quality_text(measured: TunedMeasurement) -> str:
 
 def time_text(measured: TunedMeasurement) -> str:
     """Return the median time on the held-out prompts in words."""
-    seconds, dense = seconds_text(measured.seconds), seconds_text(measured.dense_seconds)
+    seconds = seconds_text(measured.seconds)
+    dense = seconds_text(measured.dense_seconds)
     return f"{seconds}, dense {dense}: {measured.speedup:.2f} times as fast"
 
 
@@ -78,7 +80,8 @@ class TunedResult(Result):
     configs_tried: int  # now or before
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        chosen, prompts = self.chosen, counted(self.chosen.measured.prompts, "prompt")
+        chosen = self.chosen
+        prompts = counted(self.chosen.measured.prompts, "prompt")
         rows = [
             ("profile", self.profile),
             ("quality", quality_text(chosen.measured)),
@@ -147,9 +150,11 @@ class TuningResult(Result):
         chosen = {search.chosen.config for search in self.searches.values() if search.chosen}
         rows = []
         for config, clips in configs.items():
-            name, method = clips[0].facts["form"], "tried"
+            name = clips[0].facts["form"]
+            method = "tried"
             if config in chosen:
-                name, method = f"{name} (chosen)", "chosen"
+                name = f"{name} (chosen)"
+                method = "chosen"
             rows.append(Row(name=name, method=method, setting=config, clips=clips))
         return sorted(rows, key=lambda row: (row.method == "tried", -row.median("speedup")))
 
@@ -180,7 +185,10 @@ class TuningResult(Result):
             chosen = [Section("Chosen schedule", [], where="page", missing=missing)]
         held_out = {prompt for search in self.searches.values() for prompt in search.held_out}
         dense = (clip for clip in self.clips if clip.way == DENSE)
-        prompts = {c.seed: c.prompt + ", held out" * (c.prompt in held_out) for c in dense}
+        prompts = {
+            clip.seed: f"{clip.prompt}, held out" if clip.prompt in held_out else clip.prompt
+            for clip in dense
+        }
         tables = [numbers_table(self.rows, passed=False), clips_table(self.rows, prompts)]
         return [
             Section("", self._head()),
@@ -204,7 +212,8 @@ class TuningResult(Result):
         ]
 
     def _head(self) -> list[view.Part]:
-        about, tiles = self.about, list[view.Part]()
+        about = self.about
+        tiles = list[view.Part]()
         newest = [*self.searches.values()][-1] if self.searches else Search(target={})
         if newest.chosen is not None:
             best = newest.chosen.measured
@@ -227,7 +236,8 @@ class TuningResult(Result):
 
     def _chart(self, metric: str) -> view.Chart | None:
         """Return the worst of a metric over speed with its targets; SSIM and LPIPS if asked for."""
-        targets, goal = [search.target for search in self.searches.values()], GOALS[metric]
+        targets = [search.target for search in self.searches.values()]
+        goal = GOALS[metric]
         levels = dict.fromkeys(target[goal] for target in targets if goal in target)
         if metric != "psnr_db" and not levels:
             return None

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from chipsparse.cli.views.charts import Canvas
 
 ALIKE = 0.005  # shares that are no further apart have one colour
-ROW_PIXELS, LEAST_PIXELS, MOST_PIXELS = 9, 64, 560
+ROW_PIXELS = 9
+LEAST_PIXELS = 64
+MOST_PIXELS = 560
 FRAME_PIXELS = 72  # what the axes take above and below
 LABELS = {"dense": "dense: all", "refresh": "refresh: all, recorded", "skip": "skipped"}
 
@@ -43,7 +45,8 @@ Cells = Mapping[tuple[int, int], Cell]  # by layer and step; what is missing sta
 def budget_map(cells: Cells, *, layers: int, steps: int, caption: str) -> Chart:
     """Return a chart with a row for each layer and a column for each step."""
     shares = [cell.kept for cell in cells.values() if cell.action == "sparse"]
-    least, most = min(shares, default=0.0), max(shares, default=1.0)
+    least = min(shares, default=0.0)
+    most = max(shares, default=1.0)
 
     def draw(canvas: Canvas) -> None:
         canvas.steps_axis(steps, "layer (transformer block), from 0")
@@ -51,7 +54,8 @@ def budget_map(cells: Cells, *, layers: int, steps: int, caption: str) -> Chart:
         canvas.axes.grid(False)
         canvas.axes.set_ylim(max(1, layers) - 0.5, -0.5)
         for box in merged(cells, layers, steps):
-            (top, bottom), (left, right) = box.layers, box.steps
+            (top, bottom) = box.layers
+            (left, right) = box.steps
             tip = f"{_span('layer', top, bottom)}, {_span('step', left, right)}: {box.cell.text}"
             colour = colour_of(box.cell, least, most)
             canvas.box(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1, colour, tip)

@@ -29,8 +29,13 @@ from matplotlib.transforms import Bbox
 from chipsparse.cli.views.names import without_folders
 from chipsparse.cli.views.sections import ACTIONS, BACK, INK, RULE, SERIES, SHADES, SOFT, Chart
 
-WIDE, NARROW = 840, 340  # pixels
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 42
+# Sizes in pixels.
+WIDE = 840
+NARROW = 340
+LEFT = 62
+RIGHT = 14
+TOP = 30
+BOTTOM = 42
 POINTS = 72  # an inch of SVG has as many units
 NAMES = ("first", "second", "third", "fourth", "ink", "soft", "rule", "back", *ACTIONS)
 PAINTS = (*SERIES, INK, SOFT, RULE, BACK, *ACTIONS.values())
@@ -68,7 +73,8 @@ STYLE: dict[Any, Any] = {
 LETTER = 7.5  # the usual width of a letter in pixels
 AROUND = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 TIP = "tip: "  # begins the id of what shows a text under the pointer
-SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+SVG = "{http://www.w3.org/2000/svg}"
+XLINK = "{http://www.w3.org/1999/xlink}"
 ElementTree.register_namespace("", SVG[1:-1])
 ElementTree.register_namespace("xlink", XLINK[1:-1])
 
@@ -133,10 +139,15 @@ class Canvas:
         self.axes.add_patch(Rectangle((0, 0), 0, 0, facecolor=colour, label=label))
 
     def stairs(
-        self, values: Sequence[float | None], colour: str, line: str = "-", label: str = ""
+        self,
+        values: Sequence[float | None],
+        colour: str,
+        line: str = "-",
+        label: str = "",
     ) -> None:
         """Draw one value for each step, level during the step, with gaps for None."""
-        heights, edges = np.array(values, float), np.arange(len(values) + 1) - 0.5
+        heights = np.array(values, float)
+        edges = np.arange(len(values) + 1) - 0.5
         style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 2}
         self.axes.stairs(heights, edges, baseline=None, label=label, **style)
 
@@ -197,8 +208,10 @@ def _draw(chart: Chart, width: int, prefix: str) -> tuple[Markup, list[Key]]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         size = width / POINTS, chart.height / POINTS
         figure = Figure(size, dpi=POINTS, facecolor="none")
-        across, up = width - LEFT - RIGHT, chart.height - TOP - BOTTOM
-        low, height = BOTTOM / chart.height, up / chart.height
+        across = width - LEFT - RIGHT
+        up = chart.height - TOP - BOTTOM
+        low = BOTTOM / chart.height
+        height = up / chart.height
         axes = figure.add_axes((LEFT / width, low, across / width, height))
         chart.draw(Canvas(axes))
         # The label stands above the axis, where it takes no width.
@@ -255,5 +268,6 @@ def _key(handle: Artist, label: str) -> Key:
     elif isinstance(handle, StepPatch):
         paint = handle.get_edgecolor()
     else:
-        shape, paint = "box", handle.get_facecolor()
+        shape = "box"
+        paint = handle.get_facecolor()
     return Key(shape, COLOURS[matplotlib.colors.to_hex(paint)], label)

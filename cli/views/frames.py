@@ -19,8 +19,10 @@ from chipsparse.cli.views.sections import Clips
 from chipsparse.common.files import numbered_files
 
 # Frames of a file and their largest side in pixels: of one clip, and of clips side by side.
-FRAMES, LARGEST_SIDE = 6, 320
-WIDE_FRAMES, WIDE_LARGEST_SIDE = 3, 640
+FRAMES = 6
+LARGEST_SIDE = 320
+WIDE_FRAMES = 3
+WIDE_LARGEST_SIDE = 640
 JPEG_QUALITY = 88
 # How much newer than the file that names it a clip may be and still be the one that was meant.
 SAME_RUN_SECONDS = 60.0

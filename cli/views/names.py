@@ -18,7 +18,7 @@ NAME = r"[^\s/\\'\"<>|:*?,;()\[\]]+"
 HOME = re.compile(START + rf"(?:/home/{NAME}|/Users/{NAME}|/root\b|[A-Za-z]:[/\\]Users[/\\]{NAME})")
 BELOW = rf"(?:{NAME}[/\\])"
 FOLDERS = re.compile(
-    START + rf"(?:~[/\\]{BELOW}*|(?:\.{{1,2}}|[A-Za-z]:)?[/\\]{BELOW}+)(?=[^\s/\\])"
+    START + rf"(?:~[/\\]{BELOW}*|(?:\.{{1,2}}|[A-Za-z]:)?[/\\]{BELOW}+)(?=[^\s/\\])",
 )
 # Words of commands behind which there is a text, whatever it looks like.
 TEXT_OPTIONS = frozenset({"--negative-prompt", "--"})
@@ -63,7 +63,8 @@ def without_folders(text: str) -> str:
 
 def bundled_name(place: str) -> str | None:
     """Return the name of what comes with chipsparse, such as ``tiny-wan``, else None."""
-    path, bundled = Path(place).resolve(), ASSETS.resolve()
+    path = Path(place).resolve()
+    bundled = ASSETS.resolve()
     return str(path.relative_to(bundled)) if path.is_relative_to(bundled) else None
 
 

@@ -33,7 +33,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 STRICT: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
 STRICT |= {"trim_blocks": True, "lstrip_blocks": True}
 LONGEST_TITLE = 80
-SPEED, PSNR = "times as fast as dense", "PSNR against dense, dB"
+SPEED = "times as fast as dense"
+PSNR = "PSNR against dense, dB"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class Frames:
 
 
 def page(
-    results: Sequence[tuple[Path, Result]], *, samples: Sequence[Sample] = (), images: str = "data:"
+    results: Sequence[tuple[Path, Result]],
+    *,
+    samples: Sequence[Sample] = (),
+    images: str = "data:",
 ) -> str:
     """Return the page of one or several results with the files that they come from.
 
@@ -83,7 +87,8 @@ def _article(file: Path, result: Result, samples: Sequence[Sample]) -> dict[str,
         if section.where == "terminal":
             continue
         parts: list[Any] = []
-        text, lacking = section.text, section.missing
+        text = section.text
+        lacking = section.missing
         for part in section.parts:
             if isinstance(part, view.Clips):
                 frames = list(samples) or named_samples(file, part)

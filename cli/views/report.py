@@ -43,11 +43,13 @@ def read_result(path: Path) -> Result:
         raise UserError(f"{path} is no JSON object, as every file of chipsparse is")
     kind = str(content.get("kind"))
     if kind == "report":  # what `GenerationReport.to_dict` gives in Python
-        kind, content = "generation", {"report": content}
+        kind = "generation"
+        content = {"report": content}
     if kind not in KINDS:
         raise UserError(
             f"{path} is of no kind that report knows; it reads the file of generate --report, the "
-            "results file of tune, what compare --json prints and the suite.json of compare --suite"
+            "results file of tune, what compare --json prints and the suite.json of "
+            "compare --suite",
         )
     try:
         return KINDS[kind].model_validate(_clean(content), strict=False)

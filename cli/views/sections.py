@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 # Colours of charts. The page's style sheet has its own for each, on bright and on dark screens.
 SERIES = FIRST, SECOND, THIRD, FOURTH = "#0072b2", "#c44e00", "#00805a", "#a5578b"
-INK, SOFT, RULE, BACK = "#1b1f24", "#57606a", "#d9dee3", "#ffffff"
+INK = "#1b1f24"
+SOFT = "#57606a"
+RULE = "#d9dee3"
+BACK = "#ffffff"
 ACTIONS = {"dense": "#9aa2ab", "refresh": "#e69f00", "sparse": "#0072b3", "skip": "#fffffe"}
 SHADES = tuple(f"#0842{shade:02x}" for shade in range(10))  # from the lowest share to the highest
 

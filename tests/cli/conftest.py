@@ -120,7 +120,8 @@ def nothing_written(folder):
 @pytest.fixture(scope="session", autouse=True)
 def modules_without_memory():
     """Models are made on the meta device once for each config, as nothing but shapes is read."""
-    made_from, made = weights.made_from, {}
+    made_from = weights.made_from
+    made = {}
 
     def once(kind, config):
         key = kind, json.dumps(config, sort_keys=True)

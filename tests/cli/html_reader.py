@@ -14,9 +14,13 @@ class PageReader(HTMLParser):
 
     def __init__(self, page):
         super().__init__(convert_charrefs=True)
-        self.source, self.style, self._section, self._open = page, "", "", []
+        self.source = page
+        self.style = ""
+        self._section = ""
+        self._open = []
         self.elements = []  # tag and attributes, in order
-        self.headings, self.texts = [], []  # of h1, h2 and h3; all others but the style sheet
+        self.headings = []  # of h1, h2 and h3
+        self.texts = []  # all others but the style sheet
         self.sections = defaultdict(str)  # these texts of each section, by its heading
         self.problems = []  # wrong nesting, and ids and attributes that stand twice
         self.feed(page)

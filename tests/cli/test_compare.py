@@ -76,7 +76,8 @@ def test_it_compares_what_generate_makes_with_the_same_seeds(compared, generate)
         generate("-o", f"{name}.png", "--seed", "5", *arguments).fine()
         made[name] = np.stack([iio.imread(f"{name}-00{n}.png") for n in range(5)])
     for side in "AB":
-        record, expected = own[side][0], quality.compare_clips(made["dense"], made[side])
+        record = own[side][0]
+        expected = quality.compare_clips(made["dense"], made[side])
         assert record.psnrs == pytest.approx(expected.psnrs)
         for name in ("psnr_db", "ssim", "flicker", "flicker_change", "largest_difference"):
             assert getattr(record, name) == pytest.approx(getattr(expected, name))
@@ -85,7 +86,8 @@ def test_it_compares_what_generate_makes_with_the_same_seeds(compared, generate)
 
 def test_intervals_are_those_of_the_prompts(compared):
     content, stderr, _ = compared
-    own, drawn = rows_of(content), draws(3)
+    own = rows_of(content)
+    drawn = draws(3)
     summaries = {row["name"][0]: row["summary"] for row in content["rows"]}
     for name in ("psnr_db", "ssim", "flicker_change", "seconds", "speedup"):
         values = {side: np.array([getattr(r, name) for r in own[side]]) for side in "AB"}
@@ -111,7 +113,8 @@ def test_the_clip_is_that_of_the_worst_prompt_and_the_page_shows_it(compared, mo
     shown = np.stack([iio.imread(folder / file) for file in content["clip"]["files"]])
     assert shown.shape[2] == 3 * 48 + 2 * GAP_PIXELS
     strip = (shown.shape[1] - 2 * 32 - GAP_PIXELS) // 2
-    row, wide = shown[:, strip : strip + 32], 48 + GAP_PIXELS
+    row = shown[:, strip : strip + 32]
+    wide = 48 + GAP_PIXELS
     dense, a, b = (row[:, :, left : left + 48] for left in (0, wide, 2 * wide))
     for side, frames in (("A", a), ("B", b)):
         assert quality.psnr(dense / 255, frames / 255) == pytest.approx(own[side][worst].psnr_db)
@@ -207,7 +210,8 @@ def test_numbers_for_people_and_differences_that_may_be_zero():
     assert ways.METRICS["ssim"].text(-0.00002, sign=True) == "-2.0e-05"
     assert ways.METRICS["ssim"].text(0.0, sign=True) == "+0.0000"
     assert ways.METRICS["flicker_change"].text(0.01, sign=True) == "+2.550"
-    above, around = Estimate(value=1.0, low=0.5, high=2.0), Estimate(value=0.1, low=-1.0, high=0.0)
+    above = Estimate(value=1.0, low=0.5, high=2.0)
+    around = Estimate(value=0.1, low=-1.0, high=0.0)
     said = ways.zeros_text({"psnr_db": above, "ssim": around, "seconds": around})
     assert said == "may be zero, as the interval includes it: SSIM, seconds"
     assert ways.zeros_text({"ssim": above}) == "no interval includes zero"
@@ -238,7 +242,8 @@ def test_files_as_json_as_a_table_and_as_a_page(pair, workdir, monkeypatch, caps
     distance = Lpips(lambda a, b: float((a - b).abs().max()), None)
     monkeypatch.setattr("chipsparse.cli.compare.files.find_lpips", lambda *_: distance)
     ran = command("compare", "a.png", "b.png", "--json")
-    content, expected = ran.json(), quality.compare_clips(*pair, perceptual=distance.measure)
+    content = ran.json()
+    expected = quality.compare_clips(*pair, perceptual=distance.measure)
     assert content["per_frame"].keys() == expected.per_frame.keys()
     for name in ("psnr_db", "ssim", "lpips"):
         assert content[name] == pytest.approx(getattr(expected, name))
@@ -246,7 +251,8 @@ def test_files_as_json_as_a_table_and_as_a_page(pair, workdir, monkeypatch, caps
     assert [content[name] for name in ("frames", "height", "width")] == [5, 32, 48]
     assert [content[name] for name in ("lossy", "lpips_missing", "clip")] == [[], None, None]
     print_result(FilesComparison(**content), as_json=False)
-    shown, psnr = capsys.readouterr().out, f"{expected.psnr_db:.2f} dB"
+    shown = capsys.readouterr().out
+    psnr = f"{expected.psnr_db:.2f} dB"
     assert re.search(rf"PSNR +{psnr} +{expected.psnrs[3]:.2f} dB +3", shown)
     assert re.search(rf"SSIM +{expected.ssim:.4f} +{expected.per_frame['ssim'][3]:.4f} +3", shown)
     assert re.search(r"LPIPS +0.0125 +0.0627 +3", shown)
@@ -379,5 +385,5 @@ def test_the_usual_bounds_are_those_that_the_docs_show_of_a_quality():
     titles = ways.numbers_table([row]).columns
     assert "PSNR, dB: mean (worst clip)" in titles
     assert Row.of("x", [], refused="no file", bounds={"ssim": 0.9}).broken() == [
-        "x: did not run, so no bound holds"
+        "x: did not run, so no bound holds",
     ]

@@ -196,7 +196,8 @@ def test_help_and_version(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "printed"), [("latin-1", b"5 ? d?\n"), ("utf-8", b"5 \xe2\x82\xac d\xff\n")]
+    ("encoding", "printed"),
+    [("latin-1", b"5 ? d?\n"), ("utf-8", b"5 \xe2\x82\xac d\xff\n")],
 )
 def test_what_is_printed_in_other_encodings(monkeypatch, encoding, printed):
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), encoding=encoding))

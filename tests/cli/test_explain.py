@@ -113,7 +113,8 @@ sparsity:
     ],
 )
 def test_caches_are_as_large_as_in_a_real_generation(explained, workdir, make, guidance, sparse):
-    pipe, sizes = make(), []
+    pipe = make()
+    sizes = []
     pipe.save_pretrained("model")
     text = REAL.format(type(pipe.transformer).__name__, guidance, 3.0)
     (workdir / "model/chipsparse.yaml").write_text(text)
@@ -286,7 +287,8 @@ def test_what_was_measured_is_of_the_shipped_profile(explained):
 def test_qualities_stand_side_by_side(explained, explain, folder):
     arguments = ("--model", folder(), *SIZE)
     result = explained(*arguments)
-    rows, estimate = result["qualities"], result["estimate"]
+    rows = result["qualities"]
+    estimate = result["estimate"]
     assert result["quality"] == "balanced"
     assert list(rows) == ["faithful", "balanced", "fast", "draft", "published"]
     assert rows["balanced"]["counts"] == result["counts"]
@@ -379,7 +381,8 @@ def test_mistakes(explain, folder, model, arguments, sentence):
 
 
 def test_what_each_of_two_gpus_has(wan, explain):
-    result, alone = wan("--gpus", 2), wan()
+    result = wan("--gpus", 2)
+    alone = wan()
     explain("--model", "wan", *LARGE, "--gpus", 4, "--guidance-parallel", 2).fine()
     assert alone["shared"] is None
     # 591 blocks of 128 tokens, the last one short; 20 of the 40 heads each.
@@ -389,7 +392,8 @@ def test_what_each_of_two_gpus_has(wan, explain):
     one = 20 * 75600 * 4 + 20 * 591 * 9450 + 75600 * 2560 * 2  # of attention
     one += 296 * 13824 * 4 + 37840 * 5120 * 2 + 37840 * 13824 * 2
     assert first["cache_bytes"] == 2 * 40 * one == total(result, "device")
-    times, single = result["estimate"], alone["estimate"]
+    times = result["estimate"]
+    single = alone["estimate"]
     assert times["exchanging"]["skip"] == first["sent_bytes"]["skip"] == 0
     sparse = times["computing"] + times["exchanging"]["sparse"]
     assert times["steps"]["sparse"] == pytest.approx(sparse)
@@ -407,7 +411,8 @@ def test_what_each_of_two_gpus_has(wan, explain):
 
 def test_host_memory_is_shared_and_caches_that_fit_on_more_gpus_pay(wan, explained):
     budgets = ("--vram", "48G", "--ram", "64G")
-    alone, four = wan(*budgets), wan(*budgets, "--gpus", 4)
+    alone = wan(*budgets)
+    four = wan(*budgets, "--gpus", 4)
     assert total(four, "host") <= 16 * GIB
     kept = [sum(part["sparse"] for part in result["layers"]) for result in (alone, four)]
     assert kept[0] < kept[1]

@@ -18,7 +18,9 @@ from chipsparse.common.files import Write, check_inputs_stay, numbered
 from tests.cli.conftest import PROFILE, command
 from tests.tiny_models import PROMPT
 
-VIDEO, FLUX, IMAGE_TO_VIDEO = "--model VIDEO", "--model FLUX", "--model IMAGE_TO_VIDEO"
+VIDEO = "--model VIDEO"
+FLUX = "--model FLUX"
+IMAGE_TO_VIDEO = "--model IMAGE_TO_VIDEO"
 TUNE = f"tune {FLUX} --min-psnr 30 --calibration-prompts 1 --held-out-prompts 2"
 # Each command with the file that it would replace; `COPY` is a copy of the model of images.
 REPLACES = {
@@ -116,7 +118,13 @@ def everything(workdir, flux_folder):
 
 @pytest.mark.parametrize("line", REPLACES)
 def test_no_input_is_replaced(
-    line, everything, loads_nothing, monkeypatch, model_folder, flux_folder, image_to_video_folder
+    line,
+    everything,
+    loads_nothing,
+    monkeypatch,
+    model_folder,
+    flux_folder,
+    image_to_video_folder,
 ):
     monkeypatch.setattr("chipsparse.cli.errors.importlib.util.find_spec", lambda name: name)
     models = {"VIDEO": model_folder, "FLUX": flux_folder, "IMAGE_TO_VIDEO": image_to_video_folder}
@@ -151,7 +159,8 @@ def test_a_small_picture_does_not_replace_the_prompts(everything, batch, flux_fo
 
 
 @pytest.mark.parametrize(
-    ("count", "name"), [(1, "a-000.png"), (1000, "a-000.png"), (1001, "a-0000.png")]
+    ("count", "name"),
+    [(1, "a-000.png"), (1000, "a-000.png"), (1001, "a-0000.png")],
 )
 def test_numbers_have_as_many_digits_as_the_last_one(count, name):
     assert numbered(Path("a.png"), 0, count) == Path(name)

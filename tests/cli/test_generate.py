@@ -123,7 +123,8 @@ def test_progress_off_a_terminal_is_a_few_plain_lines_on_stderr(generate):
 
 def test_json_is_the_only_thing_on_stdout(generate):
     result = generate("--json", "--seed", str(2**64 - 1)).json()
-    asked, sparse = result["request"], result["sparse"]
+    asked = result["request"]
+    sparse = result["sparse"]
     assert asked["profile"].endswith("chipsparse.yaml")
     expected = {"prompt": PROMPT, "seed": 2**64 - 1, "fps": 16, "device": "cpu", "dtype": "float32"}
     expected |= {"mode": "sparse", "transformer_class": "WanTransformer3DModel"}
@@ -134,7 +135,8 @@ def test_json_is_the_only_thing_on_stdout(generate):
     assert (result["dense"], result["comparison"]) == (None, None)
     assert result["peak_process_bytes"] > 1e7
     assert (sparse["frames"], sparse["height"], sparse["width"]) == (5, 32, 48)
-    steps, actions = sparse["steps"], ["dense", "refresh", "sparse", "sparse"]
+    steps = sparse["steps"]
+    actions = ["dense", "refresh", "sparse", "sparse"]
     assert [(step["step"], step["action"]) for step in steps] == [*enumerate(actions)]
     assert steps[0]["attention_kept"] is None
     assert 0 < steps[2]["mlp_kept"] <= 1
@@ -217,7 +219,8 @@ def test_the_bundled_image_model_runs_with_its_own_profile_and_guidance(generate
 
 
 def test_a_series_loads_the_model_once_and_patches_it_once(generate, workdir, monkeypatch):
-    loads, patches = Mock(side_effect=request.load_pipeline), Mock(side_effect=job.patched)
+    loads = Mock(side_effect=request.load_pipeline)
+    patches = Mock(side_effect=job.patched)
     plans = Mock(side_effect=job.ProgressDisplay.plan)
     monkeypatch.setattr(request, "load_pipeline", loads)
     monkeypatch.setattr(job, "patched", patches)
@@ -297,7 +300,8 @@ def test_what_a_text_encoder_does_not_read():
         pipe = SimpleNamespace(components={"vae": object(), "text_encoder": None, **components})
         return cut_text(pipe, prompt, limit)
 
-    own, short = tiny_tokenizer(), tiny_tokenizer(model_max_length=4)
+    own = tiny_tokenizer()
+    short = tiny_tokenizer(model_max_length=4)
     # Of 16 tokens the last one ends the prompt.
     assert cut(words(15), 16, own) is cut(words(5000), None, own) is None
     for count in (16, 20):

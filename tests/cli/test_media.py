@@ -239,7 +239,9 @@ def test_files_say_how_they_were_made(workdir):
     assert long["prompt"][: media.LONGEST_TAG - 100] in tags("a.webm")
 
 
-RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
+RED = (255, 0, 0)
+BLUE = (0, 0, 255)
+WHITE = (255, 255, 255)
 
 
 def turned(by):
@@ -253,9 +255,10 @@ def test_every_reader_shows_what_a_viewer_does(tmp_path, read, recwarn):
     """Red at the left, blue at the right; in files that say so in other ways."""
     left = Image.new("RGB", (12, 8), RED)
     left.paste(BLUE, (6, 0, 12, 8))
-    indexed, path = left.quantize(4), tmp_path / "a.png"
+    indexed = left.quantize(4)
+    path = tmp_path / "a.png"
     red = indexed.getpixel((0, 0))
-    half = bytes(255 - 127 * (index == red) for index in range(4))
+    half = bytes(128 if index == red else 255 for index in range(4))
     sixteen = np.repeat(np.array([[0, 129], [65406, 65535]], np.uint16), 4, axis=0)
     for image, words, expected in (
         (indexed, {"transparency": red}, (WHITE, BLUE)),

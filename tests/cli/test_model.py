@@ -247,7 +247,8 @@ def test_every_adapter_is_listed_with_what_it_says(monkeypatch):
     assert max(map(len, page.splitlines())) <= 80
     words = " ".join(page.split())
     for name, adapter in ADAPTERS.items():
-        row, dense = rows[name], {part: f"dense: {x}" for part, x in adapter.masked_parts.items()}
+        row = rows[name]
+        dense = {part: f"dense: {x}" for part, x in adapter.masked_parts.items()}
         told = {"attention": adapter.sparse_attention, "mlp": adapter.sparse_mlp, **dense}
         assert {"families": adapter.families, **told}.items() <= row.items()
         assert all(row[key] and row[key] in words for key in (*told, "text_columns", "guidance"))

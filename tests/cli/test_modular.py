@@ -75,9 +75,11 @@ def test_a_guidance_scale_is_given_to_the_guiders():
     family = FAMILIES["qwen-image"]
     pipe = family.modular()
     known = {name: value for name, value in family.call.items() if name != "true_cfg_scale"}
-    inputs, ends = [], []
+    inputs = []
+    ends = []
     hook = pipe.transformer.register_forward_pre_hook(
-        lambda _, arguments, named: inputs.append(named["hidden_states"].shape), with_kwargs=True
+        lambda _, arguments, named: inputs.append(named["hidden_states"].shape),
+        with_kwargs=True,
     )
     for scale, calls in ((3.0, 2), (1.0, 1)):
         inputs.clear()

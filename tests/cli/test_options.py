@@ -71,7 +71,15 @@ def test_a_command_gets_what_was_typed(paint):
     assert (given.colour, given.json, given.debug) == ("blue", False, False)
     assert given.given() == ["--size", "WHAT", "--output", "--late-one"]
     assert command_words("paint", given, {"size": 4, "late_one": None}) == [
-        *("chipsparse", "paint", "CAT", "--size", "4", "--colour", "blue", "--output", "a.png")
+        "chipsparse",
+        "paint",
+        "CAT",
+        "--size",
+        "4",
+        "--colour",
+        "blue",
+        "--output",
+        "a.png",
     ]
     dashed = dataclasses.replace(given, what="-x", size=None, late_one=True)
     assert command_words("paint", dashed, {})[-3:] == ["--late-one", "--", "-x"]

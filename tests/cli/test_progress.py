@@ -50,7 +50,8 @@ def test_estimates_are_those_of_the_plan_in_force(progress, clock):
 
 
 def test_steps_that_take_longer_are_known_to(progress, clock):
-    costs, left = [1.0, 1.0, 10.0, 4.0], 32.0
+    costs = [1.0, 1.0, 10.0, 4.0]
+    left = 32.0
     progress.plan({"sparse, a": 1.0, "sparse, b": 1.0})
     for name in ("sparse, a", "sparse, b"):
         with progress.working(name, step_costs=costs), progress.denoising("r", 4) as done:

@@ -24,7 +24,8 @@ from tests.ranks import run_ranks
 ROOT = Path(__file__).parents[2]
 LARGE = ("--height", "128", "--width", "128", "--frames", "13")
 LAUNCHED = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
 
 
 @pytest.fixture
@@ -42,7 +43,8 @@ def placed(monkeypatch):
 
 
 def test_which_process_this_is(placed):
-    rank, alone = placed(**LAUNCHED), placed()
+    rank = placed(**LAUNCHED)
+    alone = placed()
     assert (rank, rank.parallel, rank.writes) == (Rank(3, 4, 1), Parallel(ulysses=4), False)
     assert rank.device(CPU) == CPU
     assert placed(4, **LAUNCHED) == rank
@@ -96,7 +98,8 @@ def test_the_first_process_makes_and_tells():
         first.first(lambda: (_ for _ in ()).throw(OSError("disk is full")))
     assert [str(error) for error in failed] == ["disk is full"]
     kept = KeptPipeline(Rank(1, 2, peers=SimpleNamespace(first=failed.append)))
-    kept._held, kept._make = SimpleNamespace(generation=0), lambda *_: failed.append("made")
+    kept._held = SimpleNamespace(generation=0)
+    kept._make = lambda *_: failed.append("made")
     kept.generate(None, "sparse")  # the first one may still compare and write
     assert failed[1:] == [None, "made"]
 
@@ -192,7 +195,9 @@ def test_two_processes_write_what_one_does(model_folder, tmp_path):
 
 def commands(folder, *asked):
     """Return how each command ends on this rank; the word ``RANK`` stands for its number."""
-    rank, ranks, ends = torch.distributed.get_rank(), torch.distributed.get_world_size(), []
+    rank = torch.distributed.get_rank()
+    ranks = torch.distributed.get_world_size()
+    ends = []
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
     os.chdir(folder)
     for words in asked:
@@ -213,7 +218,8 @@ def test_two_processes_find_what_one_does(small, workdir, tmp_path_factory):
     generate = ["generate", "a circle", *given, "-o", "no.png", "--seed", "RANK"]
     tune = ["tune", *given, *few, *TARGET, "--budget", "12"]
     asked = (generate, [*compare, "-o", "shared.png"], tune)
-    function, folder = "tests.cli.test_ranks:commands", tmp_path_factory.mktemp("ranks")
+    function = "tests.cli.test_ranks:commands"
+    folder = tmp_path_factory.mktemp("ranks")
     ended = run_ranks(2, function, str(workdir), *asked, folder=folder)
     first, other = (rank.result for rank in ended)
     for ran in (first.pop(0), other.pop(0)):

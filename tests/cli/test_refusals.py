@@ -23,7 +23,9 @@ FILES = {
     "layers.yaml": f"{PROFILE}  layers: [{{layers: 1-9, mlp: dense}}]\n",
 }
 # The models: a folder that makes videos, one that makes images, and one that starts from an image.
-VIDEO, FLUX, IMAGE_TO_VIDEO = "--model VIDEO", "--model FLUX", "--model IMAGE_TO_VIDEO"
+VIDEO = "--model VIDEO"
+FLUX = "--model FLUX"
+IMAGE_TO_VIDEO = "--model IMAGE_TO_VIDEO"
 GENERATE = f"generate x -o o.gif {VIDEO}"
 COMPARE = f"{VIDEO} --prompts prompts.txt"
 TUNE = f"tune {FLUX} --prompts twice.txt -o p.yaml --calibration-prompts 1 --held-out-prompts 2"
@@ -137,7 +139,8 @@ def test_packages_that_are_not_installed(line, extra, models, workdir, monkeypat
 
 
 # Folders of models: the file that is spoilt, its text or what is changed in its JSON, the sentence.
-INDEX, MODULAR = "model_index.json", "modular_model_index.json"
+INDEX = "model_index.json"
+MODULAR = "modular_model_index.json"
 SPOILT = [
     (INDEX, None, "is not a diffusers model folder: it has no model_index.json"),
     (INDEX, '{"_class_name": "Wan', "model_index.json is not valid JSON"),
@@ -157,7 +160,14 @@ SPOILT = [
 
 @pytest.mark.parametrize(("file", "change", "sentence"), SPOILT)
 def test_folders_that_are_no_whole_model(
-    file, change, sentence, model_folder, modular_folder, workdir, loads_nothing, tmp_path_factory
+    file,
+    change,
+    sentence,
+    model_folder,
+    modular_folder,
+    workdir,
+    loads_nothing,
+    tmp_path_factory,
 ):
     source = modular_folder if file == MODULAR else model_folder
     folder = shutil.copytree(source, tmp_path_factory.mktemp("spoilt") / "tiny")

@@ -128,7 +128,8 @@ def test_a_clip_of_a_series_and_of_a_manifest_is_found_by_its_file(generate, bat
     for source in (f"out/{clip['file']}", "out/manifest.jsonl"):
         asked = repeated(source, "-o", "m.gif").json()["request"]
         assert (asked["prompt"], asked["seed"]) == ("a red circle", 3)
-        ours, theirs = frames("m.gif"), frames(f"out/{clip['file']}")
+        ours = frames("m.gif")
+        theirs = frames(f"out/{clip['file']}")
         assert np.array_equal(ours, theirs)
 
 

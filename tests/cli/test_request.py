@@ -70,10 +70,11 @@ def test_the_profile_is_the_one_that_is_asked_for_with_its_quality_and_budgets(c
 def test_a_written_profile_reads_as_what_was_written(workdir, shift):
     layers = [{"layers": "1-2", "mlp": "dense"}]
     config = SparsityConfig().override(
-        {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers, "tile": None}
+        {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers, "tile": None},
     )
     own = settings.GenerationSettings(height=32, width=48, num_inference_steps=4)
-    request, tuned = SimpleNamespace(model=MODEL, settings=own), TunedFor("tiny", flow_shift=shift)
+    request = SimpleNamespace(model=MODEL, settings=own)
+    tuned = TunedFor("tiny", flow_shift=shift)
     facts = {"command": "tune", "description": "", "config": config, "tuned": tuned}
     write_profile(workdir / "p.yaml", request, **facts)
     content = yaml.safe_load((workdir / "p.yaml").read_text())
@@ -147,7 +148,7 @@ def test_settings_of_a_profile_that_the_pipeline_does_not_have():
     assert settings.unused_defaults(FLUX, profile) == []
     more = dataclasses.replace(profile, generation=dataclasses.replace(used, num_frames=9))
     assert settings.unused_defaults(FLUX, more) == [
-        "a.yaml: FluxPipeline has no use for generation.num_frames (9)"
+        "a.yaml: FluxPipeline has no use for generation.num_frames (9)",
     ]
 
 
@@ -166,7 +167,8 @@ def test_sizes_that_do_not_fit_a_family():
 
 
 def test_what_configs_say_of_sizes():
-    factors, patches = sizes.vae_factors, sizes.patch_sizes
+    factors = sizes.vae_factors
+    patches = sizes.patch_sizes
     assert factors({"scale_factor_spatial": 16, "scale_factor_temporal": 4}) == (16, 4)
     assert factors({"temperal_downsample": [False, True, True]}) == (8, 4)
     ratios = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
@@ -354,7 +356,8 @@ MOST_MODULES = 15
 def test_few_modules_are_on_the_way_from_the_parser_to_the_file(model_folder, workdir):
     """The modules of the command line and of experiments of which a function is entered."""
     importlib.import_module("chipsparse.cli.generate.job")  # class bodies are no functions
-    entered, inside = set(), []
+    entered = set()
+    inside = []
 
     def trace(frame, event, _):
         name = frame.f_globals.get("__name__", "")
@@ -389,7 +392,8 @@ def test_the_most_frames_of_a_transformer_whose_patches_have_several():
 def test_a_class_without_a_profile_is_refused_in_a_short_sentence():
     model = SimpleNamespace(transformer_class="OtherTransformer", location="no/where", experts=1)
     with pytest.raises(
-        UserError, match=r"class OtherTransformer .chipsparse models lists"
+        UserError,
+        match=r"class OtherTransformer .chipsparse models lists",
     ) as error:
         choose_profile(GenerationOptions(), model)
     assert len(str(error.value)) < 250

@@ -112,7 +112,8 @@ def test_the_profile_holds_its_target_and_generate_uses_it(measured, model_folde
 
 def test_the_results_file_keeps_what_was_tried_and_chosen(measured):
     folder, content, stderr = measured
-    results, chosen = kept(folder), content["chosen"]
+    results = kept(folder)
+    chosen = content["chosen"]
     timed = [value for name, value in results["measured"].items() if name.startswith("times, ")]
     for seconds in timed:  # medians of some of the steps
         assert seconds["seconds"] > seconds["refresh"] + 2 * seconds["sparse"] + seconds["skip"] > 0
@@ -136,7 +137,8 @@ def test_the_results_file_keeps_what_was_tried_and_chosen(measured):
 
 def test_the_page_of_a_results_file(measured, workdir):
     folder, content, _ = measured
-    results, best = kept(folder), content["chosen"]["measured"]
+    results = kept(folder)
+    best = content["chosen"]["measured"]
     command("report", folder / "p.tune.json", "-o", "t.html").fine()
     reader = PageReader((workdir / "t.html").read_text())
     assert (reader.problems, reader.external()) == ([], [])
@@ -222,7 +224,9 @@ def test_a_results_file_of_other_weights_is_refused(again, model_folder, tmp_pat
 # In the first dense generation, and in the verification.
 @pytest.mark.parametrize("at", ["dense", slow("dense, 2-")])
 def test_an_interrupted_run_goes_on_where_it_was(tune, monkeypatch, at):
-    keep, stop, made = Store.keep, [at], []
+    keep = Store.keep
+    stop = [at]
+    made = []
 
     def interrupted(store, name, make):
         if name not in store.measured:

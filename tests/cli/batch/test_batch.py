@@ -27,7 +27,8 @@ GIF = (*SMALL, "--format", "gif", "--json")
 @pytest.fixture
 def loads(monkeypatch):
     """How often a pipeline is loaded, and how often it is patched for other settings."""
-    load, patch = Mock(side_effect=Request.load), Mock(side_effect=KeptPipeline._patch)
+    load = Mock(side_effect=Request.load)
+    patch = Mock(side_effect=KeptPipeline._patch)
     monkeypatch.setattr(Request, "load", lambda request: load(request))
     monkeypatch.setattr(KeptPipeline, "_patch", lambda kept: patch(kept))
     return lambda: (load.call_count, patch.call_count)
@@ -126,7 +127,8 @@ def test_all_that_decides_is_in_the_name(batch, broken_model, workdir, monkeypat
         (clip,) = batch(*GIF, "--lora", lora, *also, model=broken_model).json()["clips"]
         return clip["file"]
 
-    before, also = file(), ()
+    before = file()
+    also = ()
     assert file() == before
     if change == "profile":
         profile = broken_model / "chipsparse.yaml"
@@ -205,7 +207,14 @@ def test_after_an_interruption_and_a_failure_it_goes_on(batch, workdir, breaks_a
     ],
 )
 def test_what_may_come_from_the_state_of_the_pipeline_is_tried_again(
-    batch, workdir, monkeypatch, loads, error, times, state, tries
+    batch,
+    workdir,
+    monkeypatch,
+    loads,
+    error,
+    times,
+    state,
+    tries,
 ):
     (workdir / "prompts.csv").write_text("prompt\na red circle\n")
     before = Mock(side_effect=[*[error] * times, []])  # before there is a folder

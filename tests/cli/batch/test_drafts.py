@@ -283,7 +283,8 @@ def test_a_finished_file_is_what_the_command_makes_of_the_draft(batch, workdir, 
     """With the real pipeline, and once more with `generate --from`."""
     (workdir / "prompts.csv").write_text("prompt,seed\na red circle,5\n")
     drafts, finished = by_stage(batch(*GIVEN, "--drafts", "1", "--best", "sharpness").json())
-    (draft,), (finished,) = drafts, finished
+    (draft,) = drafts
+    (finished,) = finished
     assert draft["request"]["seed"] == finished["request"]["seed"] == 5
     words = ("--from", f"out/{draft['file']}", "--quality", "balanced", "-o", "again.png")
     command("generate", *words).fine()

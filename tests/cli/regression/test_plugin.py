@@ -264,7 +264,10 @@ def test_sparse_against_dense_sees_the_same_noise(regression, seeded):
     found = regression.against_dense(pipe, call, config=skips, min_psnr=5)
     assert not found.identical
     of_function = regression.against_dense(
-        pipe, lambda pipe: pipe(**flux_call()), config=config, max_pixel=0
+        pipe,
+        lambda pipe: pipe(**flux_call()),
+        config=config,
+        max_pixel=0,
     )
     assert of_function.identical
     with pytest.raises(pytest.fail.Exception, match="breaks PSNR >= 200 dB"):
@@ -278,7 +281,9 @@ def test_the_example(pytester, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     folder = pytester.path / "examples/regression"
     shutil.copytree(
-        ROOT / "examples/regression", folder, ignore=shutil.ignore_patterns("__pycache__")
+        ROOT / "examples/regression",
+        folder,
+        ignore=shutil.ignore_patterns("__pycache__"),
     )
     (pytester.path / "assets").symlink_to(ROOT / "assets")
     words = ("-p", plugin.__name__, "examples/regression")

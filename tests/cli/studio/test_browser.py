@@ -19,7 +19,8 @@ from chipsparse import load_profile
 from tests.cli.studio.test_studio import contrast
 from tests.tiny_models import PROMPT
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
 PACKAGES = importlib.util.find_spec("gradio") and importlib.util.find_spec("selenium")
 HERE = PACKAGES and CHROMIUM and DRIVER
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HERE, reason="no browser, or no gradio")]
@@ -61,7 +62,8 @@ main()
 @pytest.fixture(scope="module")
 def address(model_folder, tmp_path_factory):
     """The address of a studio with a tiny model of videos, which must leave nothing."""
-    temporary, log = tmp_path_factory.mktemp("temporary"), tmp_path_factory.mktemp("log") / "log"
+    temporary = tmp_path_factory.mktemp("temporary")
+    log = tmp_path_factory.mktemp("log") / "log"
     words = [sys.executable, "-c", GUARDED, "studio", "--model", str(model_folder), "--port"]
     environment = {**os.environ, "TMPDIR": str(temporary)}
     with log.open("w") as stderr:
@@ -135,7 +137,8 @@ class Driven:
     """A page, driven as a person would."""
 
     def __init__(self, browser):
-        self.browser, self.run = browser, browser.execute_script
+        self.browser = browser
+        self.run = browser.execute_script
 
     def resize(self, width, height):
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}

@@ -66,7 +66,8 @@ def ended(live):
 def watched():
     """Calls a function with each generation whenever it shows something."""
     with pytest.MonkeyPatch.context() as patch:
-        show, watch = Live.show, SimpleNamespace(then=lambda live: None)
+        show = Live.show
+        watch = SimpleNamespace(then=lambda live: None)
 
         def watching(live, *given, **named):
             show(live, *given, **named)
@@ -165,7 +166,8 @@ def test_stopping(made, make, watched, studio, flux_folder, monkeypatch):
 @pytest.fixture
 def held(studio, flux_folder, watched, monkeypatch):
     """A generation of the first page that goes on at its first step once it is let go."""
-    go, begun = threading.Event(), threading.Event()
+    go = threading.Event()
+    begun = threading.Event()
 
     def watch(live):
         if live is first and live.runs and len(live.runs[0].actions) == 1:
@@ -219,8 +221,10 @@ def test_what_a_closed_page_began_is_any_page_s_to_stop(studio, held, how):
 
 def test_the_view_has_steps_and_numbers_and_no_prompt_can_write_it(made):
     live = made[0]
-    sparse, dense = live.made["sparse"], live.made["dense"]
-    step, page = sparse.steps[2], PageReader(live.result_html())
+    sparse = live.made["sparse"]
+    dense = live.made["dense"]
+    step = sparse.steps[2]
+    page = PageReader(live.result_html())
     assert page.problems == []
     times = dense.denoising_seconds / sparse.denoising_seconds
     numbers = {f"{live.quality.psnr_db:.2f} dB", f"{live.quality.ssim:.4f}"}
@@ -353,7 +357,9 @@ def test_an_image_to_start_from(made, make, tmp_path):
 
 
 def test_a_model_that_starts_from_an_image_is_opened_without_one(
-    make, studio, image_to_video_folder
+    make,
+    studio,
+    image_to_video_folder,
 ):
     model = {"model": str(image_to_video_folder)}
     request = studio.resolve(model, complete=False)
@@ -389,7 +395,9 @@ def steps_of(**seconds):
 def test_the_reasons_why_it_is_no_faster(monkeypatch):
     def reasons(seconds, *, nothing=None, device="cpu", busy=None):
         request = SimpleNamespace(
-            device=torch.device(device), dtype=torch.float32, too_few_steps=None
+            device=torch.device(device),
+            dtype=torch.float32,
+            too_few_steps=None,
         )
         dense = SimpleNamespace(denoising_seconds=2.0, steps=steps_of(dense=1.0))
         steps = steps_of(dense=1.0, refresh=1.5, sparse=seconds)
@@ -412,10 +420,11 @@ def test_the_reasons_why_it_is_no_faster(monkeypatch):
 def test_a_model_can_be_too_small_for_a_gpu():
     options = GenerationOptions(model=str(bundled_model("tiny-wan")), dtype="bfloat16")
     request = resolve(
-        options, place_on(torch.device("cuda"), options, silent_display(), here=False)
+        options,
+        place_on(torch.device("cuda"), options, silent_display(), here=False),
     )
     assert no_faster.too_small(request).startswith(
-        "a layer this small computes in less time than the host takes to launch a sparse one"
+        "a layer this small computes in less time than the host takes to launch a sparse one",
     )
 
 
@@ -458,7 +467,8 @@ def test_texts_stand_out_in_both_schemes(scheme):
         assert f"--{name}: var(--cs-soft)" in style
 
 
-CHANNELS, GRID = 4, (3, 2, 5)
+CHANNELS = 4
+GRID = (3, 2, 5)
 EXPECTED = torch.randn(*GRID, CHANNELS, generator=torch.Generator().manual_seed(0))
 IMAGE = EXPECTED.reshape(1, 6, 5, CHANNELS)[:, :, :4]
 PACKED = FluxPipeline._pack_latents(IMAGE.permute(0, 3, 1, 2), 1, CHANNELS, 6, 4)[0]
@@ -486,12 +496,14 @@ def test_the_noise_is_taken_off_and_colours_are_those_of_the_vae(rising):
 
     A decoder that is a linear map is learnt as it is; before, colours are false.
     """
-    config, noise = {"z_dim": CHANNELS}, torch.randn_like(EXPECTED)
+    config = {"z_dim": CHANNELS}
+    noise = torch.randn_like(EXPECTED)
     request = SimpleNamespace(model=SimpleNamespace(vae_config=config), planned=None)
     scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=rising)
     scheduler.set_timesteps(sigmas=[1.0, 0.8, 0.5, 0.25])
     pipe = SimpleNamespace(scheduler=scheduler)
-    preview, matrix = Preview(), np.array([[9, -5, 3], [2, 8, -4], [-6, 1, 7], [0, 3, 2]])
+    preview = Preview()
+    matrix = np.array([[9, -5, 3], [2, 8, -4], [-6, 1, 7], [0, 3, 2]])
     pixels = np.rint((EXPECTED.numpy() @ matrix + 120).clip(0, 255)).astype(np.uint8)
     for expected_error in (range(2, 256), range(2)):
         for step, after in enumerate([0.8, 0.5, 0.25, 0.0]):

@@ -38,7 +38,9 @@ def test_a_chart_is_drawn_for_wide_and_for_narrow_screens():
 
 
 def test_every_cell_is_in_one_box_of_its_colour():
-    rng, cells, covered = random.Random(1), {}, {}
+    rng = random.Random(1)
+    cells = {}
+    covered = {}
     for place in itertools.product(range(9), range(14)):
         action = rng.choice(["dense", "refresh", "sparse", "sparse", "skip"])
         cells[place] = Cell(action, rng.choice([0.1, 0.2, 0.5]) if action == "sparse" else 1)

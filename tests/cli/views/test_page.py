@@ -36,8 +36,14 @@ def call(step, branch, action, **more):
     own = {"action": action, "kept": 0.25 if action == "sparse" else 1}
     layers = [{"layer": n, "part": p, **own} for n in range(3) for p in ("attention", "mlp")]
     return {
-        **{"generation": 1, "step": step, "steps_total": len(ACTIONS), "branch": branch},
-        **{"action": action, "finished": True, "cache_bytes": 3 << 20, "host_bytes": 1 << 20},
+        "generation": 1,
+        "step": step,
+        "steps_total": len(ACTIONS),
+        "branch": branch,
+        "action": action,
+        "finished": True,
+        "cache_bytes": 3 << 20,
+        "host_bytes": 1 << 20,
         "seconds": None if action == "skip" else 0.5 + step,
         "bytes_to_device": 1 << 20 if action == "sparse" else 0,
         "layers": [] if action == "skip" else layers,
@@ -55,9 +61,14 @@ BROKEN_OFF = [call(0, "a", "dense"), call(1, "a", "refresh", finished=False)]
 CONTENT = {
     "kind": "generation",
     "request": {
-        **{"mode": "compare", "prompt": "a red circle", "seed": 7, "device": "cpu"},
+        "mode": "compare",
+        "prompt": "a red circle",
+        "seed": 7,
+        "device": "cpu",
         "settings": {"width": 48, "height": 32, "num_frames": 5, "num_inference_steps": 4},
-        **{"dtype": "float32", "quality": "fast", "profile": "/home/alice/fast.yaml"},
+        "dtype": "float32",
+        "quality": "fast",
+        "profile": "/home/alice/fast.yaml",
         "model": "/home/alice/models/my-wan",
         "loras": [{"file": "/home/alice/style.safetensors", "scale": 0.5}],
         "warnings": ["the prompt is short"],
@@ -68,7 +79,10 @@ CONTENT = {
     "dense": run(8.0, ["dense"] * 4),
     "comparison": {"speedup": 2.0, "psnr_db": 31.25, "ssim": 0.95},
     "report": {
-        **{"kind": "report", "dtype": "float32", "cache_bytes": 3 << 20, "host_bytes": 1 << 20},
+        "kind": "report",
+        "dtype": "float32",
+        "cache_bytes": 3 << 20,
+        "host_bytes": 1 << 20,
         "versions": {"chipsparse": "0.1", "triton": None},
         "device": {"type": "cpu", "name": "a CPU"},
         "transformers": {"transformer": {"schedule": "2 of 4 steps in full"}},

@@ -56,7 +56,12 @@ TABLE = Table(["written", "seed", "speed-up"], [["out-000.png", "7", "1.25x"]] *
 
 def test_a_table_without_room_has_its_rows_below_each_other():
     assert [line.split() for line in printed(20, TABLE).splitlines() if line.strip()] == [
-        *(["written"], ["out-000.png"], ["seed"], ["7"], ["speed-up"], ["1.25x"])
+        ["written"],
+        ["out-000.png"],
+        ["seed"],
+        ["7"],
+        ["speed-up"],
+        ["1.25x"],
     ] * 2
     assert [line.split() for line in printed(40, TABLE).split("\n") if line.strip()] == [
         TABLE.columns,
