@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         load_profile,
     )
     from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
-    from chipsparse.report.kept_columns import KeptColumns
 
 __all__ = [
     "Action",
@@ -56,7 +55,6 @@ __all__ = [
     "GenerationDefaults",
     "GenerationReport",
     "Handle",
-    "KeptColumns",
     "LayerBudget",
     "LayerRecord",
     "MLPConfig",
@@ -103,7 +101,6 @@ _LATER = {
     "FrameComparison": "experiments.comparison",
     "GenerationReport": "report.generation",
     "Handle": "api",
-    "KeptColumns": "report.kept_columns",
     "LayerRecord": "report.generation",
     "PeerError": "parallel.peers",
     "StepRecord": "report.generation",

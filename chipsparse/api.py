@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from chipsparse.profiles.profile import (
     load_profile,
 )
 from chipsparse.report.generation import GenerationReport, PipelineFacts
-from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.report.summary import Facts, as_html, as_text, facts
 from chipsparse.session import Session
 from chipsparse.step import PositionTracker
@@ -64,38 +63,6 @@ class Handle:
     def enabled(self) -> bool:
         """True until the patch is taken back."""
         return bool(self._adapters)
-
-    def kept_columns(self, layers: Iterable[int] | None = None) -> list[KeptColumns]:
-        """Read the columns that layers keep now from the device; the host waits for it.
-
-        Call it within a generation, between the first refresh and the last step, as in diffusers'
-        ``callback_on_step_end``. The result is also in the report.
-
-        Args:
-            layers: numbers of blocks; by default all, at seconds for each layer of a long video.
-
-        Raises:
-            ValueError: if nothing is kept now, or there is no such block.
-        """
-        wanted = None if layers is None or not self._adapters else self._numbers(layers)
-        kept = [k for adapter in self._adapters for k in adapter.session.kept_columns(wanted)]
-        if not kept:
-            raise ValueError(
-                "no columns are kept now; call kept_columns() between the first refresh and the "
-                "last step of a generation, such as in callback_on_step_end",
-            )
-        self.report.kept_columns = kept
-        return kept
-
-    def _numbers(self, layers: Iterable[int]) -> frozenset[int]:
-        count = max((len(adapter.self_attentions()) for adapter in self._adapters), default=0)
-        numbers = list(layers) if isinstance(layers, Iterable) else [layers]
-        if not (isinstance(layers, Iterable) and all(number in range(count) for number in numbers)):
-            raise ValueError(
-                f"layers: expected numbers of blocks below {count}, as in [0, 1], got "
-                f"{shown(layers)}",
-            )
-        return frozenset(numbers)
 
     @contextlib.contextmanager
     def generation(self, scheduler: Any = None) -> Iterator[Handle]:

@@ -31,7 +31,6 @@ from chipsparse.layout import Grid, ModelLayout
 from chipsparse.parallel.agreement import Agreement
 from chipsparse.plan import CACHED, Action, SparsityPlan, recorded_after
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
-from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.report.nothing_sparse import dense_notes
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.schedule.held_outputs import HeldOutputs
@@ -151,7 +150,7 @@ class Session:
         self._caches.reset()
         self.attention.clear()
         self.mlp.clear()
-        self._generation = _Generation(ColumnBudgets(self.config, self._static_bits))
+        self._generation = _Generation(ColumnBudgets(self._static_bits))
         self.state: StepState | None = None  # the open call, which its layers are handed
 
     @property
@@ -276,7 +275,7 @@ class Session:
         if caching and tile is not None:
             tokens = grids_order(plan.layout.grids, tile).to(device)
             order = tokens, inverse_order(tokens)
-        budgets = ColumnBudgets(self.config, self._static_bits, None if order is None else order[0])
+        budgets = ColumnBudgets(self._static_bits, None if order is None else order[0])
         return _Generation(budgets, number, caching, order=order)
 
     def _admit(
@@ -418,21 +417,3 @@ class Session:
     def tile_order(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Order of the video or image tokens and its inverse (int64 ``[N]``); None: unchanged."""
         return self._generation.order if self.caching else None
-
-    def kept_columns(self, layers: frozenset[int] | None = None) -> list[KeptColumns]:
-        """Return the columns that layers (None: all) keep now; the host waits for each layer.
-
-        Empty before the first refresh and after the last step, which frees the caches.
-        """
-        kept = []
-        caches = self._caches
-        generation = self._generation
-        read = frozenset({"columns"})
-        ahead = frozenset[str]()
-        for branch, layer in list(caches):
-            if (layers is None or layer in layers) and caches.has(branch, layer, "columns"):
-                layout = generation.branches[branch].plan.layout
-                place = (self.name, branch, layer)
-                with caches.acquire(branch, layer, "attention", read, ahead) as cache:
-                    kept.append(generation.budgets.kept(cache.columns, layout, place))
-        return kept

@@ -14,11 +14,9 @@ import torch
 from bitarray import bitarray, frozenbitarray
 
 from chipsparse.cache.tensors import CAPACITY_MULTIPLE
-from chipsparse.config import SparsityConfig
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.layout import ModelLayout
 from chipsparse.plan import SparsityPlan
-from chipsparse.report.kept_columns import KeptColumns, read_kept_columns
 
 NO_LISTS = (str, bytes, bytearray, Mapping, Set)  # iterables without bools in order
 StaticColumns = bitarray | np.ndarray | torch.Tensor | Sequence[bool]
@@ -65,11 +63,9 @@ class ColumnBudgets:
 
     def __init__(
         self,
-        config: SparsityConfig,
         static_bits: frozenbitarray | None = None,
         order: torch.Tensor | None = None,
     ) -> None:
-        self._config = config
         self._static_bits = static_bits
         self._order = order
         self._static_columns: dict[ModelLayout, torch.Tensor | None] = {}
@@ -99,22 +95,6 @@ class ColumnBudgets:
         mask = torch.zeros(layout.tokens, dtype=torch.bool, device=device)
         mask[layout.grid_columns] = own if order is None else own[order]
         return mask
-
-    def kept(
-        self,
-        packed: torch.Tensor,
-        layout: ModelLayout,
-        where: tuple[str, str, int],
-    ) -> KeptColumns:
-        """Return the columns of one layer, uint8 ``[B, H, G, ceil(N / 8)]``."""
-        return read_kept_columns(
-            packed,
-            layout,
-            self._config,
-            static=self.static_mask(layout, packed.device),
-            order=self._order,
-            where=where,
-        )
 
 
 def static_bits(columns: Any) -> frozenbitarray:

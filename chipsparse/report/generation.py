@@ -29,7 +29,6 @@ from chipsparse.common.version import __version__
 from chipsparse.config import DenseWarning, FallbackError, Part, QualityWarning, SparsityConfig
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.plan import CACHED, Action, SparsityPlan
-from chipsparse.report.kept_columns import KeptColumns
 from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing
 
 
@@ -245,8 +244,6 @@ class GenerationReport:
     passed_over: dict[str, dict[str, str]] = field(default_factory=dict)
     cache_bytes: Count = 0  # the largest size that the caches had, wherever they live
     host_bytes: Count = 0  # how much of it was in host memory beside the device
-    # Those that layers kept when `Handle.kept_columns` was last asked.
-    kept_columns: list[KeptColumns] = field(default_factory=list)
     versions: Mapping[str, str | None] = field(default_factory=dict)  # of files alone
     transformers: Mapping[str, PlannedSteps] = field(default_factory=dict)
     _warned: InMemory[set[type[Warning]]] = field(default_factory=set, repr=False)
@@ -297,7 +294,6 @@ class GenerationReport:
             "passed_over",
             "cache_bytes",
             "host_bytes",
-            "kept_columns",
         ):
             setattr(self, name, getattr(empty, name))
 

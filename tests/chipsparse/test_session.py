@@ -301,6 +301,32 @@ OTHER_PROMPT = replace(LAYOUT, text_tokens=5)
 OTHER_SIZE = replace(LAYOUT, grids=((3, 4, 6),))
 
 
+@pytest.mark.parametrize("offload", ["never", "always"])
+def test_columns_of_a_prompt_before_are_not_kept_any_more(offload):
+    report = GenerationReport()
+    session = Session(CONFIG.override({"memory.offload": offload}), report)
+    bytes_kept = []
+    kept = []
+    for step, prompt in enumerate([1.0, 1.0, 2.0]):
+        for branch in ("cond", "uncond"):
+            given = prompt if branch == "cond" else 1.0
+            conditions = Conditioning({"encoder_hidden_states": given}, {})
+            position = StepContext(1, step, branch, 6)
+            session.begin(position, LAYOUT, CPU, conditioning=conditions)
+            bytes_kept.append(session.cache_bytes())
+            if step == 2:
+                caches = session._caches
+                kept.append({key for key in list(caches) if caches.has(*key, "columns")})
+            for layer in range(LAYOUT.layers):
+                attend(session, layer, *torch.randn(3, 1, 2, 60, 8))
+            session.end(torch.zeros(1))
+    assert kept == [{("uncond", 0), ("uncond", 1)}] * 2
+    full = bytes_kept[3]
+    dropped = bytes_kept[4]
+    assert dropped < full
+    assert [record.restarted for record in report.steps[-2:]] == [True, False]
+
+
 @pytest.mark.parametrize(
     "calls",
     [

@@ -150,15 +150,6 @@ def test_what_is_no_config_or_no_quality_is_refused(pipe, arguments, said, tmp_p
     assert ADAPTER not in vars(pipe.transformer)
 
 
-@pytest.mark.parametrize("layers", [3, "1", [3], [-1], ["first"]])
-def test_what_are_no_layers_is_refused(pipe, layers):
-    refused = pytest.raises(ValueError, match=r"layers: expected numbers of blocks below 3, as in")
-    with chipsparse.enable(pipe, CONFIG) as handle, refused:
-        handle.kept_columns(layers)
-    with pytest.raises(ValueError, match="no columns are kept now"):
-        handle.kept_columns([0])
-
-
 def test_what_is_no_scheduler_is_refused(pipe):
     with chipsparse.enable(pipe, CONFIG) as handle:
         for wrong in (5, "euler", type(pipe.scheduler), pipe):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from bitarray import bitarray
 
-from chipsparse.config import SparsityConfig
 from chipsparse.kernels.mask_packing import pack_mask
 from chipsparse.layers.column_budget import ColumnBudgets, check_static_bits, static_bits
 from chipsparse.layers.tile_order import grids_order
@@ -40,7 +39,7 @@ def test_every_form_means_the_same_columns(columns):
     assert bits.tobytes() == bytes([0b1, 0b11]) == pack_mask(mask).numpy().tobytes()
     if isinstance(columns, bitarray):
         columns.setall(0)  # later changes of the user's change nothing
-    budgets = ColumnBudgets(SparsityConfig(), bits)
+    budgets = ColumnBudgets(bits)
     assert budgets.static_mask(layout((1, 1, 11)), CPU).tolist() == BOOLS
 
 
@@ -50,7 +49,7 @@ def test_columns_are_in_raster_order_and_text_stands_before_or_behind(text_first
     raster = torch.zeros(28, dtype=torch.bool)
     raster[[0, 7, 13, 25]] = True
     order = grids_order(sizes.grids, (2, 2, 2))
-    mask = ColumnBudgets(SparsityConfig(), static_bits(raster), order).static_mask(sizes, CPU)
+    mask = ColumnBudgets(static_bits(raster), order).static_mask(sizes, CPU)
     own = mask[5:] if text_first else mask[:28]
     assert mask.sum() == own.sum() == 4
     places = [int(order[place]) for place in own.nonzero().flatten()]
