@@ -132,6 +132,13 @@ def case(
 
 
 def cases() -> Iterator[CompiledCase]:
+    yield from attention_cases()
+    yield from rounding_cases()
+    yield from index_cases()
+    yield from mlp_cases()
+
+
+def attention_cases() -> Iterator[CompiledCase]:
     sizes = ((128, BF16), (64, BF16), (192, BF16), (128, FP16))
     for head_dim, (rows, dtype) in product(HEAD_DIMS, sizes):
         for form in SPARSE_FORMS:
@@ -150,6 +157,9 @@ def cases() -> Iterator[CompiledCase]:
             for with_sums in (True, False):
                 yield case(in_8_bits, "triton", head_dim, with_sums, capability=capability)
             yield case(quantized, head_dim, rotate=True, capability=capability)
+
+
+def rounding_cases() -> Iterator[CompiledCase]:
     for capability, flag in product((HOPPER, ADA, AMPERE, BLACKWELL), (False, True)):
         yield case(weight_of_8_bits, turned=flag, capability=capability)
     for capability, dtype in product((HOPPER, ADA, BLACKWELL), (BF16, FP16)):
@@ -158,6 +168,9 @@ def cases() -> Iterator[CompiledCase]:
         yield case(rounded_rows, 128, BF16, capability=capability)
     for capability, flag in product((HOPPER, AMPERE), (False, True)):
         yield case(rounded_activations, by_tokens=flag, capability=capability)
+
+
+def index_cases() -> Iterator[CompiledCase]:
     for dtype, columns in product((BF16, FP32), (1352, 1337)):
         yield case(selected, dtype, columns)
     yield case(selected, BF16, 1352, static=True)
@@ -165,6 +178,9 @@ def cases() -> Iterator[CompiledCase]:
         yield case(packed, columns)
     yield case(pieces, dim=2, count=3)  # query, key and value there
     yield case(pieces, dim=1, count=1)  # the output back
+
+
+def mlp_cases() -> Iterator[CompiledCase]:
     for activation in ("gelu-tanh", "gelu"):
         yield case(up, "gluon", activation=activation)
     yield case(up, "gluon", activation="silu", even=False)

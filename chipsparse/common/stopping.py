@@ -177,7 +177,7 @@ def _is_own_process() -> bool:
 @contextmanager
 def listening() -> Iterator[None]:
     """Mind the signals within the block; those that were ignored stay ignored."""
-    global _state
+    global _state  # noqa: PLW0603 - signals are the process's
     _state = _State(listening=True)
     numbers = [signal.SIGINT, *STOP_SIGNALS]
     before = {number: signal.getsignal(number) for number in numbers}

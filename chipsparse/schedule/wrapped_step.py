@@ -77,7 +77,8 @@ def wrap_step(
         while not getattr(type(scheduler), "is_wrapping", lambda: True)():
             scheduler.__class__ = type(scheduler).__base__
 
-    call = wrap(lambda *args, **kwargs: own(scheduler)(*args, **kwargs))
+    # The step is looked up at each call: a user may set another one.
+    call = wrap(lambda *args, **kwargs: own(scheduler)(*args, **kwargs))  # noqa: PLW0108
     members: dict[str, Any] = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,

@@ -107,6 +107,16 @@ def _name(given: str) -> str:
     return "_".join(given.lower().replace("-", " ").split())
 
 
+def _value(name: str, value: Any, folder: Path) -> Any:
+    """Return a setting of a line as the option reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()  # no number
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    return str(folder / Path(text).expanduser()) if name in ("config", "image") else text
+
+
 def _line(folder: Path, number: int, record: Any) -> Line:
     """Return a line; a path counts from the folder of the file."""
     if not isinstance(record, dict):
@@ -120,10 +130,7 @@ def _line(folder: Path, number: int, record: Any) -> Line:
             raise UserError(f"{name} is no setting of a line, which has {', '.join(SETTINGS)}")
         if values.get(name):
             raise UserError(f"{name} stands twice")
-        value = str(value).lower() if isinstance(value, bool) else value  # no number
-        values[name] = value.strip() if isinstance(value, str) else value
-        if name in ("config", "image") and isinstance(value, str):
-            values[name] = str(folder / Path(values[name]).expanduser())
+        values[name] = _value(name, value, folder)
     if values.get("prompt") is None:
         raise UserError("it has no prompt")
     prompt = read_value(GenerateOptions, "prompt", values.pop("prompt"))

@@ -82,7 +82,8 @@ def compare_configs(options: CompareOptions) -> None:
             single = first.settings.num_frames in (None, 1)
             check_inputs_stay(options.writes(single=single), options.reads())
         if rank.starts:
-            return start_others("compare", options, rank.ranks)
+            start_others("compare", options, rank.ranks)
+            return
         remarks = {name: request.warnings for name, request in requests.items()}
         display.warn(itertools.chain(*remarks.values()))
         profiles = [request.profile for request in requests.values()]
@@ -123,7 +124,7 @@ def compare_configs(options: CompareOptions) -> None:
                 shown = [(clip.frames, name) for name in names if (clip := made.get(name))]
         stack.close()  # from here on the result is printed in any case
         if not rank.writes or result is None:
-            return None
+            return
         result = _with_sides(result, options)
     try:
         if options.output is not None:

@@ -71,7 +71,8 @@ def run(options: GenerateOptions) -> None:
                 single = request.settings.num_frames in (None, 1)
                 check_inputs_stay(options.writes(single=single), options.reads())
                 if rank.starts:
-                    return start_others("generate", options, rank.ranks)
+                    start_others("generate", options, rank.ranks)
+                    return
                 prompts = [item.prompt for item in options.items]
                 rank = meet(rank, place.device, called(options, request.profile, prompts=prompts))
                 display.warn(request.warnings)

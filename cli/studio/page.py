@@ -171,10 +171,9 @@ class Page:
         except UserError:  # whose model is gone
             return {self.kept: None}
         updates = {}
-        for name, value in held.items():
+        for name, kept in held.items():
             own = fitted.get(name, {})
-            if name == "image":
-                value = self.studio.uploaded(value)
+            value = self.studio.uploaded(kept) if name == "image" else kept
             if own.get("visible", True):
                 own = {**own, "value": value}
             updates[self.fields[name]] = gr.update(**own)

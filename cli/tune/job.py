@@ -40,7 +40,8 @@ def run(options: TuneOptions) -> None:
         settings = request.settings
         assert profile is not None
         if rank.starts:
-            return start_others("tune", options, rank.ranks)
+            start_others("tune", options, rank.ranks)
+            return
         steps = called_steps(settings, model)
         if steps < LEAST_STEPS:
             raise UserError(f"tune needs at least {LEAST_STEPS} denoising steps, got {steps}")
@@ -105,7 +106,7 @@ def run(options: TuneOptions) -> None:
         )
         store.note(name, {**note, "chosen": chosen.model_dump(mode="json")})
         if not rank.writes:
-            return None
+            return
         write_profile(
             options.output,
             request,

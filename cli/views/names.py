@@ -44,10 +44,11 @@ def command_text(words: Sequence[str]) -> str:
     for place, word in enumerate(words):
         before = words[place - 1] if place and options[place - 1] else None
         if before == "--model":
-            word = name_of(word)
+            shown.append(name_of(word))
         elif before is not None and before not in TEXT_OPTIONS:
-            word = re.split(r"[/\\]", word)[-1] or word
-        shown.append(word)
+            shown.append(re.split(r"[/\\]", word)[-1] or word)
+        else:
+            shown.append(word)
     return shlex.join(shown)
 
 

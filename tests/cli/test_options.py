@@ -221,7 +221,7 @@ def test_nothing_simple_imports_torch(workdir):
     cases += [(line.split(), 2) for line in MISTAKES]
     before = sorted(workdir.iterdir())
     words = [sys.executable, "-c", f"CASES = {cases!r}\n{code}"]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     for (line, sentence), said in zip(MISTAKES.items(), ran.stderr.splitlines(), strict=True):
         assert said.startswith("chipsparse: error: "), said
