@@ -547,7 +547,7 @@ class GenerateOptions(GenerationOptions):
         if self.dense and (self.gpus or 1) > 1:
             raise UserError("several GPUs share the sparse run, which --dense leaves out")
         if self.image is None:
-            self.refuse("--strength", why="is about the image of --image, and there is none")
+            self.refuse("--strength", why="needs an --image")
         also = BESIDE if self.compare else ()
         fps = None if self.fps == DEFAULT_FPS else self.fps
         folder = read_folder(self.model)
@@ -629,6 +629,8 @@ def _repeated(
     if record.guidance is not None:
         recorded["guidance_scale"] = record.guidance
     before = Path(recorded.get("output", ""))
+    if not before.name:
+        recorded.pop("output", None)
     needed = [] if "prompts" in typed else ["prompt"]
     needed.append("seed")
     if "output" not in typed:
@@ -653,7 +655,7 @@ def _taken(recorded: dict[str, Any], typed: Set[str], output: Path) -> dict[str,
     left_out = set(typed)
     if "prompts" in typed:
         left_out.add("prompt")
-    if typed & {"quality", "compare"}:  # about the sparse run
+    if typed & {"quality", "config", "compare"}:  # about the sparse run
         left_out.add("dense")
     if "dense" in typed:
         left_out.add("quality")
@@ -725,6 +727,8 @@ def words_values(kind: type[PrintOptions], words: Sequence[str]) -> dict[str, An
 
     Raises `UserError` for words of another command, or of options that there are no more.
     """
+    if list(words[:2]) != ["chipsparse", "generate"]:
+        raise UserError(f"the record is of another command: {' '.join(words[:2])}")
     fields = {option_name(name): name for name in _declared(kind)}
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}

@@ -31,7 +31,7 @@ def prompts_text(path: Path, name: str) -> str:
     A file of that name wins, as a folder does over a bundled model.
     """
     bundled = BUNDLED_PROMPTS / f"{path.name}.txt"
-    if path == Path(path.name) and not path.exists() and bundled.is_file():
+    if path == Path(path.name) and not path.is_file() and bundled.is_file():
         path = bundled
     return read_text(path, name)
 

@@ -85,7 +85,7 @@ def numbered(path: Path, number: int, count: int) -> Path:
 
 def numbered_files(path: Path) -> list[Path]:
     """Return the files that are there with the names of frames, in the order of their numbers."""
-    name = re.compile(re.escape(path.stem) + r"-(\d+)" + re.escape(path.suffix))
+    name = re.compile(re.escape(path.stem) + r"-(\d{3,})" + re.escape(path.suffix))
     matches = ((name.fullmatch(file.name), file) for file in path.parent.glob("*"))
     return [file for _, file in sorted((int(match[1]), file) for match, file in matches if match)]
 

@@ -161,11 +161,16 @@ class _Finder:
             "loras": [[files_digest({"": lora.file}), lora.scale] for lora in options.loras],
         }
         self._known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
-        self._drafts: dict[str, set[int]] = defaultdict(set)  # seeds of the manifest, by prompt
+        # Drafts of the manifest: the lines that asked for each seed, by prompt.
+        self._drafts: dict[str, dict[int, set[int]]] = defaultdict(dict)
         if options.drafting and options.drafts is None:
             for clip in read_manifest(options.output).values():
                 if clip.stage == "draft" and clip.request.seed is not None:
-                    self._drafts[clip.request.prompt].add(clip.request.seed)
+                    lines = self._drafts[clip.request.prompt].setdefault(clip.request.seed, set())
+                    lines.update(clip.lines)
+        self._lines: dict[str, set[int]] = defaultdict(set)  # of the file, by prompt
+        for line in options.file_content.lines:
+            self._lines[line.prompt].add(line.number)
 
     @property
     def requests(self) -> list[Request]:
@@ -184,7 +189,7 @@ class _Finder:
         if self._resolved(own)[1] == self._resolved(drafted)[1]:
             raise UserError("its quality is that of the drafts; name another to finish in")
         wanted = self._options.drafts is not None
-        for seed in seeds if wanted else sorted(self._drafts[line.prompt]):
+        for seed in seeds if wanted else self._drafted_seeds(line):
             draft = self._entry(line, seed, drafted, stage="draft")
             # Drafts of other settings have other names, and those that were deleted are let go.
             if not (wanted or draft.is_there or draft.key in self._options.finish_keys):
@@ -192,6 +197,14 @@ class _Finder:
             finish = self._entry(line, seed, own, stage="finished", draft=draft.name)
             self._note(self.entries, draft)
             self._note(self.finishes, finish)
+
+    def _drafted_seeds(self, line: Line) -> list[int]:
+        """Return the seeds that a line has drafts of; lines may have moved in the file since."""
+        return [
+            seed
+            for seed, asked in sorted(self._drafts[line.prompt].items())
+            if line.number in asked or not asked & self._lines[line.prompt]
+        ]
 
     def _entry(self, line: Line, seed: int, own: dict[str, Any], **stage: Any) -> Entry:
         request, decisive = self._resolved(own)

@@ -126,8 +126,11 @@ class BatchOptions(GenerateOptions):
         fields = dataclasses.fields(self)
         usual = [field.name for field in fields if getattr(self, field.name) == field.default]
         left_out = dict.fromkeys((*usual, "drafts", "best", "finish", "num"))
+        prompts = str(self.prompts)
         resolved = {
             "model": None if self.model is None else bundled_name(self.model) or self.model,
+            # The keys follow the words, so none of these may ask for ``--`` before it.
+            "prompts": f"./{prompts}" if prompts.startswith("-") else prompts,
             **left_out,
         }
         return command_words("batch", self, resolved)

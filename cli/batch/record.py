@@ -26,7 +26,7 @@ STAGES: tuple[Stage | None, ...] = (None, "draft", "finished")
 FINISH = "choose drafts on the page, or add --finish KEY,KEY: a key is a name without its suffix"
 CHOOSE = (
     "Drafts show what a seed gives. Finishing one makes it again with the same seed and settings, "
-    "in the quality of the batch."
+    "in the quality of the batch. Run its command in the folder where this batch ran."
 )
 
 
@@ -90,8 +90,9 @@ def note(folder: Path, clip: BatchClip) -> None:
     path = folder / MANIFEST
     with user_errors(OSError, what=f"{path} could not be written"), path.open("ab+") as file:
         file.seek(max(0, file.tell() - 1))
-        broken = file.read(1) not in (b"", b"\n")  # a line that was broken off
-        file.write(b"\n" * broken + clip.model_dump_json(exclude_none=True).encode() + b"\n")
+        if file.read(1) not in (b"", b"\n"):  # a line that was broken off
+            file.write(b"\n")
+        file.write(clip.model_dump_json(exclude_none=True).encode() + b"\n")
 
 
 class BatchResult(Result):

@@ -21,10 +21,12 @@ from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_
 from chipsparse.cli.generate import record
 from chipsparse.cli.media import write as media
 from chipsparse.cli.media.panels import stack_panels
+from chipsparse.cli.model.lora import lora_anywhere
 from chipsparse.cli.options import GenerateOptions, Item, command_words
 from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
 from chipsparse.cli.request import Request, resolve, working
+from chipsparse.cli.views.names import bundled_name
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.cli.views.units import counted, seconds_text
 from chipsparse.common import stopping
@@ -147,7 +149,21 @@ def _command(request: Request, options: GenerateOptions, item: Item) -> list[str
     }
     if settings.num_frames is None:
         resolved["fps"] = None
-    return command_words("generate", options, resolved)
+    return command_words("generate", options, {**resolved, **_named_anywhere(options)})
+
+
+def _named_anywhere(options: GenerateOptions) -> dict[str, Any]:
+    """Return the files that options name by paths that hold in every folder."""
+    named: dict[str, Any] = {
+        name: str(Path(path).expanduser().absolute())
+        for name in ("image", "config", "model")
+        if (path := getattr(options, name)) is not None and Path(path).expanduser().exists()
+    }
+    if options.model is not None and (bundled := bundled_name(options.model)):
+        named["model"] = bundled
+    if options.lora:
+        named["lora"] = [lora_anywhere(text) for text in options.lora]
+    return named
 
 
 class KeptPipeline:

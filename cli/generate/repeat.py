@@ -19,6 +19,7 @@ from chipsparse.common.files import beside, numbered_files
 
 MANIFEST = "manifest.jsonl"
 RECORDS = (".json", ".jsonl")
+CLOCK_SECONDS = 2  # that the times of files may be off
 TO_TYPE = "type its settings instead"
 
 
@@ -102,13 +103,19 @@ def find_record(source: Path) -> Recorded:
     Raises:
         UserError: There is no such file, no record of it, or the record is of several clips.
     """
-    if not source.exists():
-        source = next(iter(numbered_files(source)), source)
+    several = [] if source.exists() else numbered_files(source)
+    if several:
+        source = several[0]
     if not source.is_file():
         what = "is no file" if source.exists() else "does not exist"
         raise UserError(f"--from {source} {what}; name a record, or a file that generate wrote")
     is_record = source.suffix.lower() in RECORDS
     entry = _only_entry(source) if is_record else _entry_beside(source)
+    if not {file.name for file in several} <= entry.names:
+        raise UserError(
+            f"--from {source}: it is one of {len(several)} files with numbers, which are not all "
+            "of one clip; name the file of one",
+        )
     if not entry.request.command:
         raise UserError(f"the record of {source} lacks the command that made it; {TO_TYPE}")
     settings = entry.request.settings
@@ -157,11 +164,28 @@ def _entry_beside(output: Path) -> _Entry:
         except UserError:  # a file of somebody else
             continue
         if entries:
+            _check_pair(output, record, entries[0])
             return entries[0]
     raise UserError(
         f"there is no record of {output} in its folder; generate writes one with --report, and "
         f"batch {MANIFEST}",
     )
+
+
+def _check_pair(output: Path, record: Path, entry: _Entry) -> None:
+    """Raise `UserError` where a record is not about the frames that a file has now."""
+    if output.stat().st_mtime > record.stat().st_mtime + CLOCK_SECONDS:
+        raise UserError(
+            f"{output} is newer than its record {record}, so it may hold another clip; "
+            f"name the record to repeat what that is about",
+        )
+    main = entry.files.get("output", [])
+    kinds = [kind for kind, files in entry.files.items() if kind != "output" and main]
+    for kind in kinds:
+        if output.name in {Path(file).name for file in entry.files[kind]}:
+            raise UserError(
+                f"{output} is the {kind} file of {Path(main[0]).name}; name that one, or {record}",
+            )
 
 
 def _entries(record: Path) -> Iterator[_Entry]:
@@ -182,7 +206,7 @@ def _entries(record: Path) -> Iterator[_Entry]:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or lists in lists without end
         return None
 
 

@@ -55,6 +55,16 @@ def read_lora(text: str) -> Lora:
     return Lora(file, scale)
 
 
+def lora_anywhere(text: str) -> str:
+    """Return ``PATH:SCALE`` with a path that holds in every folder; a hub name stays."""
+    before, colon, behind = text.rpartition(":")
+    for path, scale in ((text, ""), (before, f"{colon}{behind}")):
+        file = Path(path).expanduser()
+        if path and file.exists():
+            return f"{file.absolute()}{scale}"
+    return text
+
+
 def load_loras(pipe: Any, loras: list[Lora]) -> None:
     """Load all of them and make them active; raise `UserError` for one of another model."""
     if not hasattr(pipe, "load_lora_weights"):

@@ -46,7 +46,10 @@ def with_labels(sentence: str) -> str:
 
 def as_options(chosen: dict[str, Any]) -> dict[str, Any]:
     """Return the options of what fields hold, without those that are empty."""
-    options = {name: value for name, value in chosen.items() if value not in (None, "")}
+    stripped = {
+        name: value.strip() if isinstance(value, str) else value for name, value in chosen.items()
+    }
+    options = {name: value for name, value in stripped.items() if value not in (None, "")}
     scale = options.pop("lora_scale", None)
     if "lora" in options:
         lora = options["lora"]

@@ -146,7 +146,7 @@ MISTAKES = {
     "generate x -o a.gif --fps 60": "--fps 60 is too fast for a GIF; use 50 or less, or .mp4",
     "generate x -o a.png --fps 24": "--fps is about .mp4, .webm and .gif, and .png has none",
     "generate x -o b.mp4 --crf 52": "--crf 52 is out of range; for .mp4 it must be from 0 to 51",
-    "generate x -o b.mp4 --strength 1": "--strength is about the image of --image, and there is",
+    "generate x -o b.mp4 --strength 1": "--strength needs an --image",
     "generate x -o b.mp4 --model /nowhere": "the model folder /nowhere does not exist",
     "generate x -o b.mp4 --model d.mp4/no": "the model folder d.mp4/no does not exist; a hub name",
     "generate x -o b.mp4 --model tiny-fluks": "bundled models are tiny-wan and tiny-flux",

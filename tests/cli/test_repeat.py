@@ -1,6 +1,7 @@
 """`generate --from`: a recorded generation is repeated, and options replace what it says."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from diffusers import WanPipeline
 from PIL import Image
 from safetensors.numpy import save_file
 
+from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.repeat import find_record, new_name
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.options import GenerateOptions, _taken, words_values
@@ -68,8 +70,9 @@ def test_a_repetition_is_what_the_same_settings_give_bit_for_bit(draft, source):
     made = repeated(source).json()
     assert made["files"] == {"output": ["d-2.png"]}
     assert np.array_equal(frames("d-2.png"), frames("d.png"))
-    asked = draft["request"]
-    assert made["request"] == {**asked, "command": made["request"]["command"]}
+    # Files are recorded by paths that hold in every folder.
+    named = {"command": made["request"]["command"], "profile": str(Path("mine.yaml").absolute())}
+    assert made["request"] == {**draft["request"], **named}
     assert "--from" not in made["request"]["command"]
     assert repeated(source).json()["files"] == {"output": ["d-3.png"]}
 
@@ -79,6 +82,7 @@ def test_another_quality_keeps_seed_noise_and_settings(noises, draft, generate, 
     assert len(noises) == 2
     assert torch.equal(*noises)
     changed = {"quality": "faithful", "command": finished["request"]["command"]}
+    changed["profile"] = str(Path("mine.yaml").absolute())
     assert finished["request"] == {**draft["request"], **changed}
     settings = ("--seed", "7", "--negative-prompt", "blue", "--guidance-scale", "2")
     generate(*SMALL, *profile, *settings, "--quality", "faithful", "-o", "typed.png").fine()
@@ -104,6 +108,36 @@ def test_what_is_typed_replaces_the_record_also_where_it_is_the_default(draft, w
     assert "repeating d.png as f.png\n" in ran.stderr
 
 
+def test_a_file_that_was_made_again_without_a_record_is_refused(draft, generate, workdir):
+    generate(*SMALL, "--seed", "9", "-o", "d.png").fine()
+    later = (workdir / "d.json").stat().st_mtime + 10
+    os.utime("d.png", (later, later))
+    said = "d.png is newer than its record d.json, so it may hold another clip; name the record"
+    assert repeated("d.png").sentence().startswith(said)
+    assert repeated("d.json").json()["request"]["seed"] == 7
+
+
+def test_files_of_the_record_are_found_from_another_folder(draft, workdir, monkeypatch):
+    (workdir / "other").mkdir()
+    (workdir / "other/mine.yaml").write_text("sparsity: {tile: null}\n")  # is not meant
+    monkeypatch.chdir(workdir / "other")
+    made = repeated("../d.png").json()
+    assert made["request"]["profile"] == str(workdir / "mine.yaml")
+    assert np.array_equal(frames("../d-2.png"), frames("../d.png"))
+
+
+def test_what_several_clips_and_what_beside_the_sparse_one_is_refused(generate, workdir):
+    small = ("--frames", "1", "--steps", "2")
+    series = generate(*small, "--num", "2", "-o", "s.png", "--json")
+    (workdir / "series.json").write_text(series.stdout)
+    said = "--from s-000.png: it is one of 2 files with numbers, which are not all of one clip"
+    assert repeated("s.png").sentence().startswith(said)
+    generate(*small, "--compare", "-o", "c.gif", "--report", "c.json").fine()
+    for kind in ("dense", "compare"):
+        said = repeated(f"c-{kind}.gif").sentence()
+        assert said == f"c-{kind}.gif is the {kind} file of c.gif; name that one, or c.json"
+
+
 def test_dense_and_a_quality_replace_each_other():
     recorded = {"seed": "7", "quality": "draft", "output": "d.mp4", "fps": "8", "crf": "20"}
     assert "quality" not in _taken(recorded, {"dense"}, Path("d-2.mp4"))
@@ -111,6 +145,7 @@ def test_dense_and_a_quality_replace_each_other():
     assert _taken(recorded, set(), Path("d.png")) == {"seed": "7", "quality": "draft"}
     recorded = {"dense": True, "crf": "20", "output": "d.mp4"}
     assert _taken(recorded, {"quality"}, Path("d-2.mp4")) == {"crf": "20"}
+    assert _taken(recorded, {"config"}, Path("d-2.mp4")) == {"crf": "20"}
     assert _taken(recorded, {"steps"}, Path("d-2.mp4")) == {"dense": True, "crf": "20"}
 
 
@@ -156,6 +191,7 @@ GONE = "d.json was made with --{0} gone, which is gone; give another --{0}"
             {},
             "the record of d.json does not say its seed and output; type its settings instead",
         ),
+        (["--output", ""], {}, "the record of d.json does not say its output; type its settings"),
         (["--old", "1"], {}, "the recorded command has --old, which generate does not take"),
         (["--image", "gone"], {}, GONE.format("image")),
         (["--config", "gone"], {}, GONE.format("config")),
@@ -167,7 +203,9 @@ GONE = "d.json was made with --{0} gone, which is gone; give another --{0}"
 def test_what_is_missing_is_one_sentence(workdir, model_folder, loads_nothing, words, facts, said):
     command = None if words is None else ["chipsparse", "generate", "a circle", *words]
     if words or facts:
-        command += ["--seed", "1", "--output", "d.gif"]
+        command += ["--seed", "1"]
+    if (words or facts) and "--output" not in words:
+        command += ["--output", "d.gif"]
     if words is not None and "--model" not in words:
         command += ["--model", str(model_folder)]
     request = {"command": command or [], **facts}
@@ -179,6 +217,7 @@ def test_what_is_missing_is_one_sentence(workdir, model_folder, loads_nothing, w
 def test_files_that_are_no_record(workdir, draft):
     Image.new("RGB", (8, 8)).save("alone.png")
     (workdir / "other.json").write_text('{"a": [1]}')
+    (workdir / "deep.json").write_text("[" * 100_000)
     for words, said in {
         ("gone.mp4",): "--from gone.mp4 does not exist; name a record, or a file that generate wr",
         (".",): "--from . is no file; name a record, or a file that generate wrote",
@@ -197,6 +236,8 @@ def test_words_are_read_as_they_are_written():
     words = ["chipsparse", "generate", "--lora", "a:1", "--lora", "b", "--dense", "--", "--prompt"]
     values = words_values(GenerateOptions, words)
     assert values == {"lora": ["a:1", "b"], "dense": True, "prompt": "--prompt"}
+    with pytest.raises(UserError, match="the record is of another command: chipsparse tune"):
+        words_values(GenerateOptions, ["chipsparse", "tune", "--seed", "1"])
 
 
 def test_an_image_and_a_lora_are_those_of_the_record(flux_folder, workdir, generate):
@@ -210,9 +251,10 @@ def test_an_image_and_a_lora_are_those_of_the_record(flux_folder, workdir, gener
     settings = ("--steps", "4", "-o", "i.png", "--report", "i.json", "--json")
     asked = generate(*given, *settings, model=flux_folder).json()["request"]
     made = repeated("i.png").json()["request"]
-    assert made == {**asked, "command": made["command"]}
-    assert (made["image"], made["strength"]) == ("in.png", 0.5)
-    assert made["loras"] == [{"file": "l.safetensors", "scale": 0.5}]
+    image, lora = (str(Path(name).absolute()) for name in ("in.png", "l.safetensors"))
+    loras = [{"file": lora, "scale": 0.5}]
+    assert made == {**asked, "command": made["command"], "image": image, "loras": loras}
+    assert asked["strength"] == 0.5
     assert np.array_equal(frames("i-2.png"), frames("i.png"))
 
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
 from chipsparse.cli.batch import entries, job
+from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.batch.record import read_manifest
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media.read import read_clip
@@ -150,6 +152,21 @@ def test_a_browser_runs_the_script(batch, workdir, made):
     page = PageReader(ran.stdout)
     assert "Choose drafts; this command then finishes them:" in page.texts
     assert not any("hidden" in given for tag, given in page.elements if tag in ("input", "button"))
+
+
+def test_a_line_finishes_its_own_drafts_alone(batch, workdir, made):
+    (workdir / "prompts.csv").write_text("prompt,seed,quality\na ball,7,faithful\na ball,0,\n")
+    drafts, _ = by_stage(batch(*GIVEN, "--drafts", "1").json())
+    key = next(Path(clip["file"]).stem for clip in drafts if clip["request"]["seed"] == 0)
+    (finished,) = by_stage(batch(*GIVEN, "--finish", key).json())[1]
+    assert (finished["lines"], finished["request"]["quality"]) == ([3], "balanced")
+
+
+def test_keys_can_follow_the_command_whatever_the_file_is_called(workdir):
+    options = BatchOptions(prompts=Path("-q.csv"), output=Path("out"))
+    words = options.finish_words
+    assert words[:3] == ["chipsparse", "batch", "./-q.csv"]
+    assert "--" not in words
 
 
 def test_chosen_drafts_are_finished_and_deleted_ones_stay_away(batch, workdir, made):

@@ -129,6 +129,9 @@ def test_bundled_prompts_by_name(workdir):
     lines, problems = read_lines(Path("images"), print)
     assert [line.prompt for line in lines] == expected
     assert problems == {}
+    (workdir / "images").mkdir()  # such as an output folder
+    assert read_prompts(Path("images")) == expected
+    (workdir / "images").rmdir()
     (workdir / "images").write_text("a prompt of my own\n")
     assert read_prompts(Path("images")) == ["a prompt of my own"]
     for missing in ("no-such", "folder/images"):

@@ -23,7 +23,7 @@ from chipsparse.cli.options import GenerationOptions
 from chipsparse.cli.progress import silent_display
 from chipsparse.cli.request import place_on, resolve
 from chipsparse.cli.studio import no_faster, run
-from chipsparse.cli.studio.labels import with_labels
+from chipsparse.cli.studio.labels import as_options, with_labels
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.preview import Preview, arrange
 from chipsparse.cli.studio.run import KEPT, STOPPED, WAITING, Live, Studio, file_name
@@ -252,7 +252,7 @@ def test_the_view_has_steps_and_numbers_and_no_prompt_can_write_it(made):
         ({"frames": "5"}, "FluxPipeline has no num_frames; leave Frames out"),
         ({"lora": "a.safetensors"}, "LoRA: a.safetensors does not exist"),
         ({"scheduler": "UniPC"}, "Scheduler: UniPC is none of diffusers' schedulers"),
-        ({"strength": "0.5"}, "Strength: is about the image of Image, and there is none"),
+        ({"strength": "0.5"}, "Strength: needs an Image"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -261,6 +261,11 @@ def test_a_refusal_names_the_field(make, fields, sentence):
     assert end.error.startswith(sentence)
     assert (end.clips, "Traceback" in end.error) == ({}, False)
     assert end.error in PageReader(end.html()).texts
+
+
+def test_a_field_with_spaces_alone_is_empty():
+    held = {"height": " ", "prompt": " a ball ", "seed": 0, "image": None}
+    assert as_options(held) == {"prompt": "a ball", "seed": 0}
 
 
 @pytest.mark.parametrize(
