@@ -38,7 +38,7 @@ from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.files import IMAGES, Write, beside, check_inputs_stay, clip_writes, numbered
 from chipsparse.experiments.samples import Sample
-from chipsparse.pipelines.model_files import read_folder
+from chipsparse.pipelines.model_files import HUB_NAME, read_folder
 from chipsparse.pipelines.model_sizes import check_sizes
 from chipsparse.profiles.profile import (
     ASSETS,
@@ -124,7 +124,7 @@ def _check_model(location: str) -> str:
         raise UserError("--model is empty; leave it out for the bundled tiny model")
     if location in BUNDLED_MODELS and not is_here(location):
         return str(bundled_model(location))
-    owner_of_hub = re.fullmatch(r"([^/.~][^/]*)/[^/]+", location)
+    owner_of_hub = HUB_NAME.fullmatch(location)
     if not is_here(location) and (owner_of_hub is None or Path(owner_of_hub[1]).is_dir()):
         raise UserError(
             f"the model folder {location} does not exist; a hub name has the form owner/name, "
@@ -379,19 +379,15 @@ class GenerationOptions(PrintOptions):
         budgets = {"memory.vram": self.vram, "memory.ram": self.ram}
         return {name: parse_bytes(text) for name, text in budgets.items() if text is not None}
 
-    @cached_property
     def input_image(self) -> Image | None:
-        """The image of ``--image``, in its own size; raises `UserError`."""
+        """Return the image of ``--image``, in its own size; raise `UserError`. It is read once."""
+        return self._image
+
+    @cached_property
+    def _image(self) -> Image | None:
         from chipsparse.cli.media.read import read_image
 
         return None if self.image is None else read_image(self.image)
-
-    def check_image(self) -> None:
-        """Raise `UserError` where the image cannot be read."""
-        from chipsparse.cli.media.read import read_image
-
-        if self.image is not None:
-            read_image(self.image)
 
     @cached_property
     def loras(self) -> list[Lora]:
@@ -561,7 +557,7 @@ class GenerateOptions(GenerationOptions):
             check_output(item.output, fps=fps, crf=self.crf, also=also, suffixes=suffixes)
             if item.report is not None:
                 check_file("--report", item.report, ".json")
-        self.check_image()
+        self.input_image()
         this_rank(self)
 
     def check_contents(self) -> None:

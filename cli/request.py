@@ -233,7 +233,7 @@ def resolve(
     optional = options.dense if optional is None else optional
     profile = choose_profile(options, model, optional=optional)
     defaults = profiles.GenerationDefaults() if profile is None else profile.generation
-    image = options.input_image
+    image = options.input_image()
     settings = resolve_settings(options, model, defaults)
     if image is not None:
         size = (settings.width or image.width, settings.height or image.height)

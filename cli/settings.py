@@ -74,7 +74,7 @@ def resolve_settings(
     if not isinstance(values["num_inference_steps"], int):
         raise UserError(f"{pipeline} has no default for --steps; give --steps")
     settings = GenerationSettings.model_construct(**values)
-    image = options.input_image
+    image = options.input_image()
     if image is not None:
         space, _ = vae_factors(model.vae_config)
         _, rows, columns = latent_sizes(settings, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from chipsparse.common.errors import UserError, first_line, user_errors
 from chipsparse.pipelines.model_sizes import vae_factors
 from chipsparse.profiles.profile import Medium, bundled_model, medium_of, profile_classes
 
+HUB_NAME = re.compile(r"([^/.~][^/]*)/[^/]+")  # and its owner
 HUB_SECONDS = 6.0  # to wait for a first answer
 INDEX = "model_index.json"
 MODULAR_INDEX = "modular_model_index.json"

@@ -88,7 +88,8 @@ def pixels_of_patch(model: Configs) -> tuple[int, int, int]:
     channels = model.vae_config.get("latent_channels", 0)
     # As FLUX does, the pipeline packs 2x2 latents into a token before the transformer.
     packs = config.get("patch_size") == 1 and config.get("in_channels") == 4 * channels > 0
-    return time, (1 + packs) * space * height, (1 + packs) * space * width
+    side = 2 * space if packs else space
+    return time, side * height, side * width
 
 
 @dataclass(frozen=True)

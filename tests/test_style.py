@@ -28,7 +28,8 @@ def one_name_an_assignment(node):
     read = {ast.unparse(part) for part in ast.walk(node.value) if isinstance(part, ast.expr)}
     names = {ast.unparse(part) for part in targets if not isinstance(part, ast.Tuple)}
     unpacks = any(isinstance(part, ast.Starred) for part in node.value.elts)
-    return unpacks or not isinstance(node.targets[0], ast.Tuple) or bool(names & read)
+    several = any(isinstance(target, ast.Tuple) for target in node.targets)
+    return unpacks or not several or bool(names & read)
 
 
 def no_literal_in_a_literal(node):
@@ -100,7 +101,7 @@ def test_every_file_keeps_the_rule(rule):
     [
         pytest.param(
             one_name_an_assignment,
-            ["a, b = 1, 2", "self.a, b = c, []", "(a, b), c = d, e"],
+            ["a, b = 1, 2", "self.a, b = c, []", "(a, b), c = d, e", "c = a, b = 1, 2"],
             ["a, b = b, a", "a, b = f()", "a, b = *c, 1", "a = 1, 2", "self.a, b = b, self.a"],
             id="names",
         ),

@@ -396,10 +396,11 @@ def known_prices() -> dict[str, StepPrices]:
     for config in shipped().values():
         own = prices_of(config)
         found[own.digest] = own
+        computed = computed_prices(config)
         for density in (0.5, 0.3):
             other = prices_of(config.override({"mlp.density": density}))
             if own.measured and not other.measured:
-                other = other.scaled_as(computed_prices(config), own)
+                other = other.scaled_as(computed, own)
             found.setdefault(other.digest, other)
     return found
 

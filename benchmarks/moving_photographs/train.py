@@ -412,11 +412,6 @@ def run(args: argparse.Namespace, begun: float) -> Training:
     seed = args.seed + 64 * training.steps + processes.rank + 1
     torch.manual_seed(seed)
     clips = Clips(photographs, model, seed)
-    canvases = Canvas.parsed(args.plan)
-    for canvas in canvases:  # compiles what is left of them before the clock starts
-        if training.seconds < canvas.end * args.seconds:
-            loss(model.transformer, *clips.batch(canvas), canvas).backward()
-            model.transformer.zero_grad(set_to_none=True)
     _train(args, begun, processes, training, clips, loss)
     if processes.first:
         training.save(args.out)
@@ -433,7 +428,12 @@ def _train(
     loss: Any,
 ) -> None:
     """Takes steps until the steps or the time of the call or of the training are over."""
+    transformer = training.model.transformer
     canvases = Canvas.parsed(args.plan)
+    for canvas in canvases:  # compiles what is left of them before the clock starts
+        if training.seconds < canvas.end * args.seconds:
+            loss(transformer, *clips.batch(canvas), canvas).backward()
+            transformer.zero_grad(set_to_none=True)
     losses = Losses()
     earlier = training.seconds
     first = training.steps
@@ -453,7 +453,7 @@ def _train(
         ready = [canvas for canvas in canvases if canvas.begin <= share < canvas.end]
         weights = [canvas.weight for canvas in ready]
         (canvas,) = random.Random(training.steps).choices(ready, weights)  # the same in all
-        value = loss(training.model.transformer, *clips.batch(canvas), canvas)
+        value = loss(transformer, *clips.batch(canvas), canvas)
         training.step(value, share, processes.world)
         if processes.first:
             losses.add(canvas.size, value)

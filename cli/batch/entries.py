@@ -163,14 +163,9 @@ class _Finder:
         self._known: dict[str, tuple[Request, dict[str, Any]]] = {}  # by the lines' own settings
         # Drafts of the manifest: the lines that asked for each seed, by prompt.
         self._drafts: dict[str, dict[int, set[int]]] = defaultdict(dict)
-        if options.drafting and options.drafts is None:
-            for clip in read_manifest(options.output).values():
-                if clip.stage == "draft" and clip.request.seed is not None:
-                    lines = self._drafts[clip.request.prompt].setdefault(clip.request.seed, set())
-                    lines.update(clip.lines)
         self._lines: dict[str, set[int]] = defaultdict(set)  # of the file, by prompt
-        for line in options.file_content.lines:
-            self._lines[line.prompt].add(line.number)
+        if options.drafting and options.drafts is None:
+            self._find_drafts()
 
     @property
     def requests(self) -> list[Request]:
@@ -197,6 +192,14 @@ class _Finder:
             finish = self._entry(line, seed, own, stage="finished", draft=draft.name)
             self._note(self.entries, draft)
             self._note(self.finishes, finish)
+
+    def _find_drafts(self) -> None:
+        for clip in read_manifest(self._options.output).values():
+            if clip.stage == "draft" and clip.request.seed is not None:
+                lines = self._drafts[clip.request.prompt].setdefault(clip.request.seed, set())
+                lines.update(clip.lines)
+        for line in self._options.file_content.lines:
+            self._lines[line.prompt].add(line.number)
 
     def _drafted_seeds(self, line: Line) -> list[int]:
         """Return the seeds that a line has drafts of; lines may have moved in the file since."""

@@ -12,11 +12,12 @@ import typer
 
 from chipsparse.cli.batch import record
 from chipsparse.cli.batch.entries import Entry, Maker, find_entries
-from chipsparse.cli.batch.options import MANIFEST, PAGE, THUMBNAILS, BatchOptions
+from chipsparse.cli.batch.options import PAGE, THUMBNAILS, BatchOptions
 from chipsparse.cli.batch.record import BatchClip, BatchResult, State
 from chipsparse.cli.batch.scores import Score, load_score
 from chipsparse.cli.errors import EXIT_FAILED
 from chipsparse.cli.generate.record import ROW_PROMPT
+from chipsparse.cli.generate.repeat import MANIFEST
 from chipsparse.cli.media.read import read_clip
 from chipsparse.cli.media.write import write_text
 from chipsparse.cli.model.description import choose_device

@@ -13,6 +13,7 @@ from annotated_types import Interval
 
 from chipsparse.cli.batch.prompt_file import Line, check_lines, read_lines
 from chipsparse.cli.errors import UserError, check_installed
+from chipsparse.cli.generate.repeat import MANIFEST
 from chipsparse.cli.options import (
     REQUIRED,
     GenerateOptions,
@@ -29,8 +30,7 @@ from chipsparse.cli.views.names import bundled_name
 from chipsparse.common.files import IMAGES, Write
 from chipsparse.pipelines.model_files import read_folder
 
-# Names in the folder.
-MANIFEST = "manifest.jsonl"
+# Names in the folder, besides `MANIFEST`.
 PAGE = "index.html"
 THUMBNAILS = "thumbnails"
 DRAFT = "draft"  # the quality of drafts

@@ -10,9 +10,9 @@ from typing import Literal, get_args
 
 from pydantic import ValidationError, computed_field
 
-from chipsparse.cli.batch.options import MANIFEST
 from chipsparse.cli.errors import user_errors
 from chipsparse.cli.generate.record import ROW_PROMPT, RequestRecord
+from chipsparse.cli.generate.repeat import MANIFEST
 from chipsparse.cli.progress import duration
 from chipsparse.cli.views import sections as view
 from chipsparse.cli.views.names import bundled_name, name_of
@@ -51,6 +51,10 @@ class BatchClip(Record):
     @property
     def made(self) -> bool:
         return self.state in ("made", "already there")
+
+    @property
+    def prompt_text(self) -> str:
+        return self.request.prompt or "(empty)"
 
     @property
     def key(self) -> str:
@@ -165,14 +169,22 @@ class BatchResult(Result):
         ]
 
     @property
+    def _settings(self) -> set[str]:
+        """The settings that files have, with their qualities."""
+        return {clip.settings for clip in self.clips}
+
+    @property
+    def _sizes(self) -> set[str]:
+        """The settings that files have, without their qualities."""
+        return {clip.request.settings.text() for clip in self.clips}
+
+    @property
     def _facts(self) -> list[tuple[str, str]]:
         """What all files have in common, and how long they took."""
-        settings = {clip.settings for clip in self.clips}
-        but_quality = {clip.request.settings.text() for clip in self.clips}
-        shared = settings if len(settings) == 1 else but_quality
+        shared = self._settings if len(self._settings) == 1 else self._sizes
         return [
             ("model", name_of(bundled_name(self.model) or self.model)),
-            ("settings", shared.pop() if len(shared) == 1 else ""),
+            ("settings", next(iter(shared)) if len(shared) == 1 else ""),
             ("time", self._times),
         ]
 
@@ -204,23 +216,28 @@ class BatchResult(Result):
 
     def _pictures(self, common: Mapping[tuple[Stage | None, str], str]) -> dict[str, view.Picture]:
         """Return the files that were made for the page, without what all have in common."""
-        settings = {clip.settings for clip in self.clips}
-        but_quality = {clip.request.settings.text() for clip in self.clips}
+        settings = self._settings
+        sizes = self._sizes
         pictures = {}
         for clip in self.clips:
             if not clip.made:
                 continue
             details = [
                 f"seed {clip.request.seed}",
-                clip.request.settings.text() if len(but_quality) > 1 else "",
+                clip.request.settings.text() if len(sizes) > 1 else "",
                 clip.quality if len(settings) > 1 and clip.stage != "draft" else "",
                 "" if clip.seconds is None else seconds_text(clip.seconds),
                 clip.score_text,
             ]
             detail = ", ".join(text for text in details if text)
             own = [text for text in clip.request.warnings if (clip.stage, text) not in common]
-            prompt = clip.request.prompt or "(empty)"
-            pictures[clip.file] = view.Picture(clip.file, clip.thumbnail, prompt, detail, own)
+            pictures[clip.file] = view.Picture(
+                clip.file,
+                clip.thumbnail,
+                clip.prompt_text,
+                detail,
+                own,
+            )
         return pictures
 
     def _drafts(self, groups: list[tuple[str, list[view.Draft]]]) -> list[Section]:
@@ -238,8 +255,7 @@ class BatchResult(Result):
         groups: dict[tuple[int, ...], tuple[str, list[view.Draft]]] = {}
         for clip in self.clips:
             if clip.stage == "draft" and clip.made:
-                prompt = clip.request.prompt or "(empty)"
-                group = groups.setdefault(tuple(clip.lines), (prompt, []))
+                group = groups.setdefault(tuple(clip.lines), (clip.prompt_text, []))
                 draft = view.Draft(clip.key, pictures[clip.file], finished[clip.file])
                 group[1].append(draft)
         return list(groups.values())
@@ -250,7 +266,7 @@ class BatchResult(Result):
         rows = []
         for clip in self.clips:
             if clip.stage == "finished" and clip.made:
-                prompt = shortened(clip.request.prompt, ROW_PROMPT) or "(empty)"
+                prompt = shortened(clip.prompt_text, ROW_PROMPT)
                 draft = drafts.get(clip.draft or "")
                 score = "" if draft is None or draft.score is None else f"{draft.score:.4g}"
                 rows.append([prompt, clip.file, str(clip.request.seed), score])

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import math
 import os
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.pipelines.model_files import from_cache, read_json
+from chipsparse.pipelines.model_files import HUB_NAME, from_cache, read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +26,6 @@ SHARPNESS = "sharpness"
 CLIP_MODEL = "openai/clip-vit-base-patch32"
 MOST_FRAMES = 8  # that CLIP looks at, evenly spread
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
-HUB_NAME = re.compile(r"[^/.~][^/]*/[^/]+")
 LARGEST = 1e30  # that a record holds
 FORMS = f"use {CLIP}, {SHARPNESS}, FILE.py:FUNCTION or MODULE:FUNCTION"
 

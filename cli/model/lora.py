@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from chipsparse.cli.errors import UserError, check_installed, user_errors
-from chipsparse.pipelines.model_files import hub_answers
+from chipsparse.pipelines.model_files import HUB_NAME, hub_answers
 
 SUFFIX = ".safetensors"
 
@@ -30,17 +29,13 @@ def read_lora(text: str) -> Lora:
     The path is a file, a folder with one, or a hub name, whose file is fetched. Raises `UserError`
     where there is none, or the package for it is missing.
     """
-    path = Path(text).expanduser()
-    scale = 1.0
-    before, colon, behind = text.rpartition(":")
-    if colon and not path.exists():
-        try:
-            path = Path(before).expanduser()
-            scale = float(behind)
-        except ValueError as error:
-            raise UserError(
-                f"--lora {text}: {behind!r} is no number; write PATH or PATH:SCALE",
-            ) from error
+    path, behind = _parts(text)
+    try:
+        scale = 1.0 if behind is None else float(behind)
+    except ValueError as error:
+        raise UserError(
+            f"--lora {text}: {behind!r} is no number; write PATH or PATH:SCALE",
+        ) from error
     if not math.isfinite(scale):
         raise UserError(f"--lora {text}: the scale must be a finite number")
     file = _file(path)
@@ -57,12 +52,20 @@ def read_lora(text: str) -> Lora:
 
 def lora_anywhere(text: str) -> str:
     """Return ``PATH:SCALE`` with a path that holds in every folder; a hub name stays."""
+    path, behind = _parts(text)
+    if not path.exists():
+        return text
+    scale = "" if behind is None else f":{behind}"
+    return f"{path.absolute()}{scale}"
+
+
+def _parts(text: str) -> tuple[Path, str | None]:
+    """Return the path and the scale of ``PATH[:SCALE]``; a file may have a colon in its name."""
+    whole = Path(text).expanduser()
     before, colon, behind = text.rpartition(":")
-    for path, scale in ((text, ""), (before, f"{colon}{behind}")):
-        file = Path(path).expanduser()
-        if path and file.exists():
-            return f"{file.absolute()}{scale}"
-    return text
+    if not colon or whole.exists():
+        return whole, None
+    return Path(before).expanduser(), behind
 
 
 def load_loras(pipe: Any, loras: list[Lora]) -> None:
@@ -85,7 +88,7 @@ def load_loras(pipe: Any, loras: list[Lora]) -> None:
 
 def _file(path: Path) -> Path:
     if not path.exists():
-        owner = re.fullmatch(r"([^/.~][^/]*)/[^/]+", str(path))
+        owner = HUB_NAME.fullmatch(str(path))
         if owner is not None and path.suffix != SUFFIX and not Path(owner[1]).is_dir():
             return _fetched(str(path))
         raise UserError(

@@ -431,13 +431,11 @@ def file_name(prompt: str, seed: int) -> str:
 def runnable(command: Sequence[str]) -> list[str]:
     """Return the command for where the user is, not for the folders of the studio.
 
-    It names a bundled model, and an image by its own name, as the studio's copy of it goes.
+    It has an image by its own name, as the studio's copy of it goes.
     """
     words = list(command)
     options = words[: words.index("--")] if "--" in words else words
     for place, option in enumerate(options, 1):
-        if option == "--model":
-            words[place] = bundled_name(words[place]) or words[place]
-        elif option == "--image":
+        if option == "--image":
             words[place] = Path(words[place]).name
     return words

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from chipsparse.cli.views.charts import Canvas
 
 # Colours of charts. The page's style sheet has its own for each, on bright and on dark screens.
-SERIES = FIRST, SECOND, THIRD, FOURTH = "#0072b2", "#c44e00", "#00805a", "#a5578b"
+FIRST = "#0072b2"
+SECOND = "#c44e00"
+THIRD = "#00805a"
+FOURTH = "#a5578b"
+SERIES = (FIRST, SECOND, THIRD, FOURTH)
 INK = "#1b1f24"
 SOFT = "#57606a"
 RULE = "#d9dee3"

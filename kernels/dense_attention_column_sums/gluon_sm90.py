@@ -355,17 +355,11 @@ def _launch(
             HELPER_REGISTERS=HELPER_REGISTERS,
             num_warps=4,
         )
+    value_tile = (head_dim, TILE) if in_8_bits else (TILE, head_dim)
     launch(
         descriptor(known, "query", query, 1, 1, 64, head_dim),
         descriptor(known, "key", key, 1, 1, TILE, head_dim),
-        descriptor(
-            known,
-            "value",
-            value,
-            1,
-            1,
-            *((head_dim, TILE) if in_8_bits else (TILE, head_dim)),
-        ),
+        descriptor(known, "value", value, 1, 1, *value_tile),
         output,
         lse,
         previous,
