@@ -23,9 +23,9 @@ from benchmarks.records import Record, Run, environment, table
 from benchmarks.step_timing import COMPILE_OPTIONS, attention_backend
 from benchmarks.work import DenseWork, attention_of, blocks_of
 from chipsparse.config import PARTS, SparsityConfig
-from chipsparse.plan import Action
 from chipsparse.profiles.profile import ASSETS, bundled_model, find_profile, load_profile
-from chipsparse.schedule.schedule import Schedule
+from chipsparse.skip.timetable import Schedule
+from chipsparse.sparse.plan import Action
 
 FEWER_STEPS = (0.14, 0.18, 0.24, 0.26, 0.32, 0.34, 0.4, 0.5)  # shares of the dense steps
 MAG_LIMITS = ((0.2, 4), (0.2, 12), (0.1, 5), (0.1, 12))  # first share that is kept, most skipped

@@ -36,7 +36,7 @@ from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
-from chipsparse.layers.attention import MEAN_WEIGHT, block_means
+from chipsparse.sparse.layers.attention import MEAN_WEIGHT, block_means
 
 Tensors = tuple[torch.Tensor, ...]
 Errors = dict[str, float]

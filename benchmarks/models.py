@@ -21,9 +21,9 @@ import yaml
 
 from benchmarks.cases import CASES
 from chipsparse import ScheduleConfig, SparsityConfig, find_profile
-from chipsparse.cost_model.relative_cost import decided
 from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.sparse.cost_model.relative_cost import decided
 
 STEPS = 50
 # The distance that latents move per step, in their own deviation.
@@ -355,7 +355,7 @@ def minimax_h3(tensors: Tensors) -> Step:
     """Videos with sound, 512 text tokens."""
     from diffusers.modular_pipelines.minimax_h3 import before_denoise as steps
 
-    from chipsparse.pipelines.models.minimax_h3 import AUDIO_CHANNELS, audio_rows
+    from chipsparse.pipelines.families.minimax_h3 import AUDIO_CHANNELS, audio_rows
 
     prompt = tensors.text(512, "text_dim")
     (frames, *size) = tensors.grid

@@ -19,7 +19,7 @@ import torch
 import chipsparse
 from benchmarks.records import Run, environment
 from chipsparse.profiles.profile import bundled_model, find_profile
-from chipsparse.schedule.schedule import Schedule
+from chipsparse.skip.timetable import Schedule
 
 PROMPTS = (
     "a red circle moves left over a blue gradient",

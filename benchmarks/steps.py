@@ -53,10 +53,10 @@ from benchmarks.step_timing import (
 )
 from chipsparse import Parallel, ScheduleConfig, SparsityConfig
 from chipsparse.config import ActionName, Precision
-from chipsparse.cost_model.layer_times import as_of_many
 from chipsparse.experiments.engine import config_digest, step_digest
 from chipsparse.layout import ModelLayout
-from chipsparse.plan import Action, SparsityPlan
+from chipsparse.sparse.cost_model.layer_times import as_of_many
+from chipsparse.sparse.plan import Action, SparsityPlan
 
 COLUMNS = {
     **dict.fromkeys(("case", "schedule"), ""),

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from chipsparse.cost_model.layer_times import kept_columns
 from chipsparse.kernels.checks import block_count
-from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord
+from chipsparse.sparse.cost_model.layer_times import kept_columns
+from chipsparse.sparse.plan import Action, SparsityPlan
 
 # Attention on a CPU, which PyTorch's counter leaves out.
 ON_CPU = {

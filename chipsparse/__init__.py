@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from chipsparse.api import Handle, disable, enable
-    from chipsparse.cache.memory_plan import BudgetError
     from chipsparse.cli.compare.clips import compare
     from chipsparse.config import (
         AttentionConfig,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from chipsparse.experiments.comparison import ClipComparison, FrameComparison
     from chipsparse.parallel.degrees import Parallel
     from chipsparse.parallel.peers import PeerError
-    from chipsparse.plan import Action
     from chipsparse.profiles.profile import (
         GenerationDefaults,
         Profile,
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
         load_profile,
     )
     from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
+    from chipsparse.sparse.cache.memory_plan import BudgetError
+    from chipsparse.sparse.plan import Action
 
 __all__ = [
     "Action",

@@ -12,11 +12,8 @@ from typing import Any
 import torch
 from bitarray import frozenbitarray
 
-from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.offload import OffloadPool
 from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
-from chipsparse.layers.column_budget import StaticColumns, static_bits
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from chipsparse.pipelines.denoising_loop import (
@@ -40,8 +37,11 @@ from chipsparse.profiles.profile import (
 )
 from chipsparse.report.generation import GenerationReport, PipelineFacts
 from chipsparse.report.summary import Facts, as_html, as_text, facts
-from chipsparse.session import Session
-from chipsparse.step import PositionTracker
+from chipsparse.skip.position import PositionTracker
+from chipsparse.sparse.cache.host_memory import HostMemory
+from chipsparse.sparse.cache.offload import OffloadPool
+from chipsparse.sparse.layers.column_budget import StaticColumns, static_bits
+from chipsparse.sparse.session import Session
 
 HANDLE = "chipsparse_handle"
 # Held while a pipeline is patched or restored: two threads may do so at once.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.validation import shown
 from chipsparse.config import PUBLISHED_FORM, Part, ScheduleConfig, SparsityConfig
-from chipsparse.schedule.schedule import Action
+from chipsparse.skip.timetable import Action
 
 if TYPE_CHECKING:
-    from chipsparse.plan import SparsityPlan
+    from chipsparse.sparse.plan import SparsityPlan
 
 OFF = ("never", "bf16", "dense", ())  # values that keep something off and ask for nothing
 NOTHING_SPARSE = "no step is sparse"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from chipsparse.cache.memory_plan import working_bytes
 from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.model.description import ModelDescription
 from chipsparse.cli.model.weights import count_weights
@@ -17,15 +16,16 @@ from chipsparse.cli.views.units import counted
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
 from chipsparse.config import PARTS, ConfigError, Part
-from chipsparse.cost_model.relative_cost import decided, why_skipping
-from chipsparse.layers.mlp_weights import Fp8Form
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
 from chipsparse.pipelines.model_sizes import vae_factors
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.profiles.profile import MOST_STEPS, Profile
 from chipsparse.report.nothing_sparse import what_helps
+from chipsparse.sparse.cache.memory_plan import working_bytes
+from chipsparse.sparse.cost_model.relative_cost import decided, why_skipping
+from chipsparse.sparse.layers.mlp_weights import Fp8Form
+from chipsparse.sparse.plan import CACHED, SparsityPlan
 
 QUANTIZED = "quantization_config"  # in a transformer's config
 # Configs of torchao, as diffusers writes them down, by what their linears round to FP8.

@@ -17,16 +17,16 @@ import torch
 from chipsparse.api import enable
 from chipsparse.common.errors import UserError, user_errors
 from chipsparse.config import PARTS, ConfigError, SparsityConfig
-from chipsparse.cost_model.layer_times import LayerTime, Rates, layer_time
-from chipsparse.cost_model.run_times import DenseParts
 from chipsparse.experiments.progress import Progress, StepDone
 from chipsparse.experiments.records import StepResult
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.call import call_pipeline
 from chipsparse.pipelines.diffusers_hooks import transformers_of
-from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import Profile
 from chipsparse.report.generation import GenerationReport, StepRecord, mean
+from chipsparse.sparse.cost_model.layer_times import LayerTime, Rates, layer_time
+from chipsparse.sparse.cost_model.run_times import DenseParts
+from chipsparse.sparse.plan import Action, SparsityPlan
 
 WARM_UP_DENSE_STEPS = 2
 # The way out where a model computes numbers that are none.

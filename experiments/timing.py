@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from chipsparse.cost_model.layer_times import Rates
-from chipsparse.graphs.cuda_capture import CudaCapture, CudaCapturer
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.sparse.cost_model.layer_times import Rates
+from chipsparse.sparse.graphs.cuda_capture import CudaCapture, CudaCapturer
 
 REPEATS = 10
 LONG_MS = 100.0

@@ -21,12 +21,8 @@ from typing import Any
 import torch
 from diffusers.models import attention_dispatch
 
-from chipsparse.cache.memory_plan import MemoryDemand
-from chipsparse.conditioning import Conditioning
 from chipsparse.config import PARTS, Part
-from chipsparse.graphs.model_state import ModelState
 from chipsparse.kernels.dense_attention import faster_than_the_library
-from chipsparse.layers.state import StepState
 from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.pipelines.bridge import (
     LayerCall,
@@ -61,14 +57,18 @@ from chipsparse.pipelines.patched_family import PatchedFamily
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.pipelines.whole_model import check_whole
-from chipsparse.plan import Action
 from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.report.nothing_sparse import NOTHING, dense_notes, wants_sparse
-from chipsparse.schedule.clean_samples import clean_bytes
-from chipsparse.schedule.correction import held_bytes
-from chipsparse.schedule.schedule import Schedule
-from chipsparse.session import Session
-from chipsparse.step import PositionTracker, StepContext
+from chipsparse.skip.clean_samples import clean_bytes
+from chipsparse.skip.conditions import Conditioning
+from chipsparse.skip.correction import held_bytes
+from chipsparse.skip.position import PositionTracker, StepContext
+from chipsparse.skip.timetable import Schedule
+from chipsparse.sparse.cache.memory_plan import MemoryDemand
+from chipsparse.sparse.graphs.model_state import ModelState
+from chipsparse.sparse.layers.state import StepState
+from chipsparse.sparse.plan import Action
+from chipsparse.sparse.session import Session
 
 ADAPTER = "chipsparse_adapter"
 # Backends of diffusers that are kernels of PyTorch, exact as ours.

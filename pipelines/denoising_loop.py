@@ -12,11 +12,11 @@ from diffusers import ModularPipeline, SchedulerMixin
 from diffusers.guiders import BaseGuidance
 from diffusers.modular_pipelines import LoopSequentialPipelineBlocks
 
-from chipsparse.pipelines.corrected_steps import StepCorrection, shift_of, why_not_corrected
 from chipsparse.pipelines.diffusers_hooks import why_not_cached
 from chipsparse.pipelines.patches import Patches
 from chipsparse.report.generation import GenerationReport
-from chipsparse.schedule.schedule import Schedule
+from chipsparse.skip.scheduler_steps import StepCorrection, shift_of, why_not_corrected
+from chipsparse.skip.timetable import Schedule
 
 
 class DenoisingLoop:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from chipsparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, part_of
 from chipsparse.pipelines.diffusers_hooks import GROUP_OFFLOADING, hooks_on
 from chipsparse.pipelines.feed_forward_forms import (
     Form,
@@ -29,6 +28,7 @@ from chipsparse.pipelines.feed_forward_forms import (
     without_adapters,
 )
 from chipsparse.pipelines.patches import TAG, Patches, stock_class
+from chipsparse.sparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights, part_of
 
 AS_ONE = "chipsparse_as_one"
 

@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from chipsparse.layers.tile_order import inverse_order
 from chipsparse.layout import Grid
 from chipsparse.pipelines.token_grids import grids_at
+from chipsparse.sparse.layers.tile_order import inverse_order
 
 DISABLE = "call chipsparse.disable(pipe) to run the model as it is"
 

@@ -17,8 +17,8 @@ from chipsparse.pipelines.family import ModelFamily
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.parallel.split_sequence import SplitSequence
 from chipsparse.pipelines.patches import Patches
-from chipsparse.session import Session
-from chipsparse.step import StepContext
+from chipsparse.skip.position import StepContext
+from chipsparse.sparse.session import Session
 
 
 class PatchedFamily(ModelFamily):

@@ -10,15 +10,15 @@ from inspect import Parameter
 from types import MappingProxyType
 from typing import Any
 
-from chipsparse.pipelines import models
+from chipsparse.pipelines import families
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.pipelines.patches import stock_class
 
 
 def _collect() -> dict[str, type[ModelAdapter]]:
     modules = [
-        import_module(f"{models.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(models.__path__)
+        import_module(f"{families.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(families.__path__)
     ]
     adapters = {
         item.transformer_class: item

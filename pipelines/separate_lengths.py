@@ -10,7 +10,7 @@ import torch
 
 from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.plan import SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 
 class SeparateLengths(ModelAdapter):

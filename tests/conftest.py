@@ -45,7 +45,7 @@ def tiny_models_run_sparse():
     """On a GPU too, by whose rates they would run dense."""
     with pytest.MonkeyPatch.context() as patch:
         if torch.cuda.is_available():
-            patch.setattr("chipsparse.session.known_rates", lambda *_: None)
+            patch.setattr("chipsparse.sparse.session.known_rates", lambda *_: None)
         yield
 
 

@@ -50,7 +50,7 @@ def _by_number(function, args):
 
 
 class TapeRecorder:
-    """Does what `chipsparse.graphs.cuda_capture.CudaCapturer` does, on the CPU.
+    """Does what `chipsparse.sparse.graphs.cuda_capture.CudaCapturer` does, on the CPU.
 
     It counts in ``dangling`` the launches that used memory which nobody but the tape held any more
     (on a GPU it may have been somebody else's by then), in ``held`` recordings not given back.

@@ -14,8 +14,8 @@ from benchmarks.curves import OURS, SKIPS, at_share, lead, qualities, quality_ro
 from benchmarks.records import read
 from benchmarks.work import DenseWork
 from chipsparse.experiments.diffusers_caches import CacheRun
-from chipsparse.layers.attention import AttentionLayer
-from chipsparse.layers.mlp import MLPLayer
+from chipsparse.sparse.layers.attention import AttentionLayer
+from chipsparse.sparse.layers.mlp import MLPLayer
 from tests.pipelines.tiny_runs import WAN
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 from tests.variants import slow

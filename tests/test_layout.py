@@ -18,19 +18,20 @@ MOST_MEBIBYTES = 60  # of all files together: the tree is cloned and copied ofte
 ROOMS = (
     ("chipsparse.kernels",),
     ("chipsparse.common",),
-    ("chipsparse.layout", "chipsparse.step", "chipsparse.conditioning"),
+    ("chipsparse.layout",),
     ("chipsparse.config",),
-    ("chipsparse.schedule",),
+    ("chipsparse.skip",),
     ("chipsparse.profiles",),
     ("chipsparse.tuning",),
-    ("chipsparse.plan", "chipsparse.without_effect"),
+    ("chipsparse.sparse.plan", "chipsparse.without_effect"),
     ("chipsparse.parallel",),
     ("chipsparse.report",),
-    ("chipsparse.cost_model",),
-    ("chipsparse.cache",),
-    ("chipsparse.layers",),
-    ("chipsparse.graphs",),
-    ("chipsparse.session",),
+    ("chipsparse.skip.scheduler_steps",),
+    ("chipsparse.sparse.cost_model",),
+    ("chipsparse.sparse.cache",),
+    ("chipsparse.sparse.layers",),
+    ("chipsparse.sparse.graphs",),
+    ("chipsparse.sparse",),
     ("chipsparse.pipelines",),
     ("chipsparse.api",),
     ("chipsparse.experiments",),
@@ -106,10 +107,14 @@ def test_rooms_import_those_before_them():
 @pytest.mark.parametrize(
     ("module", "source", "later"),
     [
-        ("chipsparse.plan", "import chipsparse.pipelines.adapter", "chipsparse.pipelines"),
-        ("chipsparse.plan", "def f():\n    from chipsparse import api", "chipsparse.api"),
-        ("chipsparse.plan", "from chipsparse import enable", "chipsparse"),
-        ("chipsparse.cache.store", "if X:\n    import chipsparse.layers.mlp", "chipsparse.layers"),
+        ("chipsparse.sparse.plan", "import chipsparse.pipelines.adapter", "chipsparse.pipelines"),
+        ("chipsparse.sparse.plan", "def f():\n    from chipsparse import api", "chipsparse.api"),
+        ("chipsparse.sparse.plan", "from chipsparse import enable", "chipsparse"),
+        (
+            "chipsparse.sparse.cache.store",
+            "if X:\n    import chipsparse.sparse.layers.mlp",
+            "chipsparse.sparse.layers",
+        ),
         ("chipsparse.kernels.op", "from chipsparse.config import X", "chipsparse.config"),
         ("chipsparse.common.file", "import chipsparse.config", "chipsparse.config"),
         ("chipsparse.pipelines.adapter", "from ..api import enable", "chipsparse.api"),
@@ -130,7 +135,9 @@ def test_the_rule_wants_links_and_lets_the_rest_pass(tmp_path):
     file.write_text("import kernels.attention\nfrom pipelines import wan\n")
     said = [sentence.rpartition(" ")[2] for sentence in violations(file, "chipsparse.cli.media")]
     assert said == ["chipsparse.kernels.attention", "chipsparse.pipelines"]
-    file.write_text("import torch\nfrom chipsparse.api import enable\nimport chipsparse.plan\n")
+    file.write_text(
+        "import torch\nfrom chipsparse.api import enable\nimport chipsparse.sparse.plan\n",
+    )
     assert list(violations(file, "chipsparse.experiments.quality")) == []
 
 

@@ -20,7 +20,7 @@ from benchmarks.prices import PRICED_AS, priced
 from benchmarks.records import read
 from chipsparse import SparsityConfig
 from chipsparse.experiments.engine import step_digest
-from chipsparse.plan import Action
+from chipsparse.sparse.plan import Action
 from docs.tables import figures
 
 CPU = torch.device("cpu")

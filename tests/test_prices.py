@@ -14,8 +14,8 @@ from benchmarks.prices import (
     speed_of,
 )
 from chipsparse.experiments.engine import config_digest, step_digest
-from chipsparse.plan import Action
 from chipsparse.profiles.profile import find_profile
+from chipsparse.sparse.plan import Action
 from docs.tables import measured
 
 LARGE = MODELS[PRICED_AS]

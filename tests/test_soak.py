@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.session import Session
+from chipsparse.sparse.session import Session
 from tests.graph_stand_in import Tape, TapeRecorder
 from tests.pipelines.families import flux, hunyuan_video, wan
 from tests.pipelines.model_state import process_state, state_of

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.peers import PeerError, Peers
-from chipsparse.plan import Action
+from chipsparse.sparse.plan import Action
 
 
 class BranchColumns:

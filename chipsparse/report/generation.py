@@ -28,8 +28,8 @@ from chipsparse.common.user_warnings import warn_user
 from chipsparse.common.version import __version__
 from chipsparse.config import DenseWarning, FallbackError, Part, QualityWarning, SparsityConfig
 from chipsparse.kernels.dispatch import Choice
-from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing
+from chipsparse.sparse.plan import CACHED, Action, SparsityPlan
 
 
 class StepTimer:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from chipsparse.config import LayerPart, Part, ScheduleConfig, SparsityConfig
-from chipsparse.plan import CACHED, SparsityPlan
-from chipsparse.schedule.schedule import MANY_STEPS, NO_SHARE
+from chipsparse.skip.timetable import MANY_STEPS, NO_SHARE
+from chipsparse.sparse.plan import CACHED, SparsityPlan
 
 NOTHING = "nothing runs sparse"
 # Fields of the schedule, each with the value that leaves most steps to sparse ones, the word for

@@ -11,7 +11,6 @@ import torch
 from chipsparse.common.machine import device_name
 from chipsparse.config import PARTS, LayerPart, Part
 from chipsparse.kernels.dispatch import Choice
-from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import (
     Device,
     GenerationReport,
@@ -20,6 +19,7 @@ from chipsparse.report.generation import (
     StepTimer,
 )
 from chipsparse.report.nothing_sparse import part_name
+from chipsparse.sparse.plan import Action, SparsityPlan
 
 
 class Traffic(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from chipsparse.schedule.correction import GIVEN
-from chipsparse.schedule.wrapped_step import Step, wrap_step
+from chipsparse.skip.correction import GIVEN
+from chipsparse.skip.patched_step import Step, wrap_step
 from chipsparse.tuning.jump_costs import Trajectory
 
 CHUNK = 1 << 20  # numbers of each output that are multiplied at a time, in float64

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from chipsparse.config import ScheduleConfig, SparsityConfig
-from chipsparse.schedule.schedule import SHORT_RUN, Action, Schedule, list_text, short_list, spread
+from chipsparse.skip.timetable import SHORT_RUN, Action, Schedule, list_text, short_list, spread
 from chipsparse.tuning.jump_costs import Placed, Reuse, Trajectory, drift
 
 # The likeliest first: where there is no time for all, the last ones are left out.

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from chipsparse.cache import memory_plan
-from chipsparse.cache.tensors import kind_bytes, with_caches
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.explain import record
 from chipsparse.cli.model.description import ModelDescription, choose_device
@@ -26,19 +24,21 @@ from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, place_on, resolve
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import PARTS, Part
-from chipsparse.cost_model import layer_times
-from chipsparse.cost_model.exchanges import Sharing
-from chipsparse.cost_model.run_times import RunEstimate, estimate_run
 from chipsparse.experiments.clips import planned_share
 from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import with_largest_share
 from chipsparse.pipelines.model_sizes import patch_sizes
-from chipsparse.plan import Action
 from chipsparse.profiles.measured import measured_with
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.published import published_psnr
+from chipsparse.sparse.cache import memory_plan
+from chipsparse.sparse.cache.tensors import kind_bytes, with_caches
+from chipsparse.sparse.cost_model import layer_times
+from chipsparse.sparse.cost_model.exchanges import Sharing
+from chipsparse.sparse.cost_model.run_times import RunEstimate, estimate_run
+from chipsparse.sparse.plan import Action
 
 # In the names of pipelines that always see reference images.
 SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")

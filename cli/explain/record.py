@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from chipsparse.cache.memory_plan import KindBytes
 from chipsparse.cli.settings import GenerationSettings
 from chipsparse.cli.views.names import profile_text, short_place
 from chipsparse.cli.views.sections import Facts, Record, Result, Section, Table
@@ -17,11 +16,12 @@ from chipsparse.cli.views.units import PART_NAMES, counted, seconds_text, sharin
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part as LayerPart
 from chipsparse.config import ranges_text
-from chipsparse.cost_model.layer_times import PartSeconds, milliseconds_text
-from chipsparse.cost_model.run_times import RunEstimate
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.plan import Action
 from chipsparse.profiles.published import PublishedPsnr
+from chipsparse.sparse.cache.memory_plan import KindBytes
+from chipsparse.sparse.cost_model.layer_times import PartSeconds, milliseconds_text
+from chipsparse.sparse.cost_model.run_times import RunEstimate
+from chipsparse.sparse.plan import Action
 
 
 class PartLayers(Record):

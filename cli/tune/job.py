@@ -16,13 +16,13 @@ from chipsparse.cli.tune.options import TuneOptions
 from chipsparse.cli.tune.record import Chosen, TunedResult, quality_text, time_text
 from chipsparse.cli.views.terminal import print_result
 from chipsparse.config import CaptureMode, SparsityConfig
-from chipsparse.cost_model.layer_times import as_of_many
 from chipsparse.experiments.engine import Experiment, config_digest
 from chipsparse.experiments.lpips import Lpips, find_lpips
 from chipsparse.experiments.samples import Sample
 from chipsparse.experiments.store import Store
 from chipsparse.profiles.profile import ASSETS
 from chipsparse.profiles.tuned_range import TunedFor, TunedTarget, target_text
+from chipsparse.sparse.cost_model.layer_times import as_of_many
 from chipsparse.tuning.forms import DENSITIES
 from chipsparse.tuning.search import Search, Unreachable
 from chipsparse.tuning.targets import measurement

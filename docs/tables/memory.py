@@ -7,15 +7,15 @@ from dataclasses import replace
 import torch
 
 from benchmarks.models import MODELS, FullModel
-from chipsparse.cache.memory_plan import (
+from chipsparse.config import SparsityConfig
+from chipsparse.sparse.cache.memory_plan import (
     UNLIMITED,
     Capacity,
     MemoryDemand,
     plan_memory,
     working_bytes,
 )
-from chipsparse.config import SparsityConfig
-from chipsparse.plan import SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 from docs.tables.markdown import table
 
 STEPS = 50

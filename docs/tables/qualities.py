@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.plan import Action, SparsityPlan
 from chipsparse.profiles.profile import QUALITIES, find_profile, profile_classes
+from chipsparse.sparse.plan import Action, SparsityPlan
 from docs.tables.markdown import table
 
 STEPS = 50

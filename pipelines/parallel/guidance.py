@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from chipsparse.parallel.peers import Peers
-from chipsparse.step import StepContext
+from chipsparse.skip.position import StepContext
 
 
 class Unfilled(torch.Tensor):

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from chipsparse.layers.state import StepState
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.head_exchange import HeadExchange
 from chipsparse.parallel.head_turns import HeadTurns
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, with_largest_share
 from chipsparse.pipelines.bridge import LayerCall
+from chipsparse.sparse.layers.state import StepState
 
 CUT = "chipsparse_cut"
 # What a process without text passes through blocks that need some. A multiple of 16, as its video

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from chipsparse.config import SparsityConfig
-from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import load_profile
+from chipsparse.sparse.plan import SparsityPlan
 from chipsparse.without_effect import _reasons
-from tests.chipsparse.test_plan import LAYOUT, listed
+from tests.chipsparse.sparse.test_plan import LAYOUT, listed
 
 DENSE = "attention.density: dense, mlp.density: dense"
 NOTHING_SPARSE = "schedule.full_share: 0.5, schedule.sparse_steps: 0"

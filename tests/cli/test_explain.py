@@ -9,13 +9,13 @@ import torch
 from diffusers import DiffusionPipeline
 
 import chipsparse
-from chipsparse.cache.tensors import KINDS
 from chipsparse.cli.explain import explanation
 from chipsparse.cli.explain.explanation import no_faster
 from chipsparse.cli.explain.record import Quality
-from chipsparse.cost_model.layer_times import Rates
 from chipsparse.profiles.measured import measured_of
 from chipsparse.profiles.profile import load_profile
+from chipsparse.sparse.cache.tensors import KINDS
+from chipsparse.sparse.cost_model.layer_times import Rates
 from tests.cli.conftest import command
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
 
@@ -329,7 +329,7 @@ def test_a_gpu_that_is_here_is_asked_and_measured(wan, monkeypatch):
     rates = Rates(device="Some GPU", measured=True, attention=100e12)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
-    monkeypatch.setattr("chipsparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
+    monkeypatch.setattr("chipsparse.sparse.cache.memory_plan.device_free_bytes", lambda _: 60 * GIB)
     monkeypatch.setattr(explanation, "measure_rates", lambda _: rates)
     monkeypatch.setattr(explanation.layer_times, "known_rates", lambda *_: None)
     result = wan("--ram", "1T")
@@ -377,7 +377,7 @@ def test_mistakes(explain, folder, model, arguments, sentence):
     assert ran.sentence().startswith(sentence)
 
 
-# Several GPUs. What they send each other is checked beside `chipsparse.cost_model.exchanges`.
+# Several GPUs. What they send each other: see the tests of `cost_model.exchanges`.
 
 
 def test_what_each_of_two_gpus_has(wan, explain):

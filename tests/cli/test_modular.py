@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 import chipsparse
-from chipsparse.cache.memory_plan import BudgetError
 from chipsparse.pipelines.call import call_pipeline
-from chipsparse.session import Session
+from chipsparse.sparse.cache.memory_plan import BudgetError
+from chipsparse.sparse.session import Session
 from tests.cli.conftest import CALL, change_json, command, modular_flux, names
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.pipelines.modular_families import FAMILIES

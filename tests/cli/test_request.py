@@ -25,10 +25,10 @@ from chipsparse.cli.request import Place, choose_profile, resolve
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments import clips
 from chipsparse.pipelines import model_sizes as sizes
-from chipsparse.plan import SparsityPlan
 from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import TunedFor
-from tests.chipsparse.test_plan import LAYOUT
+from chipsparse.sparse.plan import SparsityPlan
+from tests.chipsparse.sparse.test_plan import LAYOUT
 from tests.cli.conftest import by_hand, change_json, command, names, pictures
 from tests.tiny_models import FLOW, PROMPT, tiny_flux_pipeline
 

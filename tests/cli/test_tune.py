@@ -270,7 +270,7 @@ def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypat
         asked.append(arguments["num_inference_steps"])
         raise UserError("enough")
 
-    monkeypatch.setattr("chipsparse.pipelines.models.flux.FluxAdapter.uncalled_steps", 1)
+    monkeypatch.setattr("chipsparse.pipelines.families.flux.FluxAdapter.uncalled_steps", 1)
     monkeypatch.setattr("chipsparse.cli.tune.job.Search", search)
     monkeypatch.setattr("chipsparse.cli.tune.lab.time_steps", timed)
     assert tune("--min-psnr", "30").sentence() == "enough"
@@ -288,7 +288,7 @@ def test_sparse_mlps_are_timed_where_mlps_can_run_sparse(tune, monkeypatch, mask
     def clip(*_):
         raise UserError("enough")
 
-    monkeypatch.setattr("chipsparse.pipelines.models.flux.FluxAdapter.masked_parts", masked)
+    monkeypatch.setattr("chipsparse.pipelines.families.flux.FluxAdapter.masked_parts", masked)
     monkeypatch.setattr(
         "chipsparse.cli.tune.job.Search",
         lambda lab, *_, **__: SimpleNamespace(run=lab.step_seconds),

@@ -7,8 +7,8 @@ import pytest
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments.clips import step_costs, work_share
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.plan import Action, SparsityPlan
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
+from chipsparse.sparse.plan import Action, SparsityPlan
 
 KIND = LayerKind("block", layers=2, intermediate_size=64)
 LAYOUT = ModelLayout((KIND,), heads=2, head_dim=16, batch=1, grids=((2, 4, 4),))

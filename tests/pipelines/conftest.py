@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.session import Session
+from chipsparse.sparse.session import Session
 from tests.graph_stand_in import TapeRecorder
 from tests.tiny_models import tiny_wan_pipeline
 

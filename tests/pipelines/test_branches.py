@@ -5,7 +5,7 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 import chipsparse
-from chipsparse.pipelines.models.stable_diffusion3 import StableDiffusion3Adapter
+from chipsparse.pipelines.families.stable_diffusion3 import StableDiffusion3Adapter
 from tests.pipelines.changes import at_step
 from tests.pipelines.families import cogvideox, ltx, stable_diffusion3
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate

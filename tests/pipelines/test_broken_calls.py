@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import chipsparse
-from chipsparse.cache.copies import HostCopies
+from chipsparse.sparse.cache.copies import HostCopies
 from tests.pipelines.tiny_runs import MODELS, STEPS, WAN
 from tests.variants import slow_unless
 

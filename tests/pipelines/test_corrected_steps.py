@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.corrected_steps import StepCorrection, why_not_corrected
-from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, StepRecord
+from chipsparse.skip.scheduler_steps import StepCorrection, why_not_corrected
+from chipsparse.sparse.plan import Action
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cache.store import CacheStore
+from chipsparse.sparse.cache.store import CacheStore
 from tests.pipelines import small_sparse
 from tests.pipelines.changes import at_step
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.models.cosmos3 import FP8_STEPS, OTHER_GRIDS
+from chipsparse.pipelines.families.cosmos3 import FP8_STEPS, OTHER_GRIDS
 from tests.pipelines.families import cosmos3
 from tests.pipelines.model_state import actions
 from tests.pipelines.modular_families import Both

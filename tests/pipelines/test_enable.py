@@ -18,7 +18,7 @@ import chipsparse
 from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityConfig
 from chipsparse.common.tensor_writes import is_compared
 from chipsparse.pipelines.adapter import ADAPTER
-from chipsparse.pipelines.models.wan import WanAdapter
+from chipsparse.pipelines.families.wan import WanAdapter
 from chipsparse.pipelines.patches import stock_class
 from chipsparse.profiles.profile import QUALITIES
 from tests.pipelines.changes import add_lora, at_step

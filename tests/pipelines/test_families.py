@@ -17,11 +17,11 @@ from diffusers.models.attention_dispatch import attention_backend
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.cache.store import CacheStore
 from chipsparse.config import PARTS
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.pipelines.model_sizes import frame_chunks, vae_factors
 from chipsparse.pipelines.patches import stock_class
+from chipsparse.sparse.cache.store import CacheStore
 from tests import variants
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import calls_of, state_of

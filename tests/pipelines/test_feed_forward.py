@@ -7,8 +7,8 @@ from diffusers.models.transformers.transformer_flux2 import Flux2ParallelSelfAtt
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.layers.mlp import MLPLayer
 from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.sparse.layers.mlp import MLPLayer
 from tests.pipelines.changes import Adapted, Packed, add_lora, offload_groups
 from tests.pipelines.families import flux2, stable_diffusion3
 from tests.pipelines.model_state import state_of

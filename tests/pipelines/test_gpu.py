@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cache.copies import StreamCopies
-from chipsparse.cache.host_memory import HostMemory
-from chipsparse.cache.offload import OffloadPool
-from chipsparse.cache.placement import Capacity
-from tests.chipsparse.cache.races import PoisonedPool
+from chipsparse.sparse.cache.copies import StreamCopies
+from chipsparse.sparse.cache.host_memory import HostMemory
+from chipsparse.sparse.cache.offload import OffloadPool
+from chipsparse.sparse.cache.placement import Capacity
+from tests.chipsparse.sparse.cache.races import PoisonedPool
 from tests.pipelines.test_memory import HOSTED, IN_FULL, memory_of
 from tests.pipelines.tiny_runs import WAN
 from tests.schedules import listed
@@ -95,8 +95,8 @@ def test_a_budget_that_holds_a_part_moves_the_rest_to_the_host(expected, monkeyp
         WAN.generate(pipe)
     need = handle.report.cache_bytes
     capacity = Capacity(need * 3 // 4, need)
-    monkeypatch.setattr("chipsparse.cache.store.available", lambda *_, **__: capacity)
-    worth = "chipsparse.cache.memory_plan.worth_moving"
+    monkeypatch.setattr("chipsparse.sparse.cache.store.available", lambda *_, **__: capacity)
+    worth = "chipsparse.sparse.cache.memory_plan.worth_moving"
     monkeypatch.setattr(worth, lambda _, sizes, **__: set(sizes))
     with chipsparse.enable(pipe, WAN.SPARSE.override(IN_FULL)) as handle:
         assert torch.equal(WAN.generate(pipe), expected)

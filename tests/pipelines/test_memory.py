@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cache.memory_plan import BudgetError
+from chipsparse.sparse.cache.memory_plan import BudgetError
 from tests.pipelines.changes import Packed, at_step
 from tests.pipelines.tiny_runs import WAN
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer

@@ -9,9 +9,9 @@ from diffusers.hooks import FirstBlockCacheConfig
 import chipsparse
 from chipsparse import SparsityConfig
 from chipsparse.pipelines import padded_text
-from chipsparse.pipelines.models import qwen_image as qwen_adapter
+from chipsparse.pipelines.families import qwen_image as qwen_adapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.schedule import schedule
+from chipsparse.skip import schedule
 from tests.pipelines.families import hunyuan_video, mochi
 from tests.pipelines.families.hunyuan_video import VALID
 from tests.pipelines.model_state import actions, calls_begun

@@ -2,10 +2,10 @@
 
 import pytest
 
-from chipsparse.pipelines.models.flux import FluxAdapter
-from chipsparse.pipelines.models.hidream import HiDreamAdapter
-from chipsparse.pipelines.models.minimax_h3 import audio_rows
-from chipsparse.pipelines.models.stable_diffusion3 import StableDiffusion3Adapter
+from chipsparse.pipelines.families.flux import FluxAdapter
+from chipsparse.pipelines.families.hidream import HiDreamAdapter
+from chipsparse.pipelines.families.minimax_h3 import audio_rows
+from chipsparse.pipelines.families.stable_diffusion3 import StableDiffusion3Adapter
 from tests.pipelines.families import hidream, stable_diffusion3
 from tests.tiny_models import tiny_flux_pipeline
 

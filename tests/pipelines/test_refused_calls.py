@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.models.cosmos3 import ACTIONS_ALONE
+from chipsparse.pipelines.families.cosmos3 import ACTIONS_ALONE
 from tests.pipelines.families import cosmos3, hidream, minimax_h3, qwen_image, z_image
 from tests.pipelines.model_state import calls_of
 from tests.pipelines.small_sparse import SPARSE, first_step, generate

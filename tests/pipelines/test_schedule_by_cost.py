@@ -3,7 +3,7 @@
 import pytest
 
 import chipsparse
-from chipsparse.cost_model import relative_cost
+from chipsparse.sparse.cost_model import relative_cost
 from tests.pipelines.families import mochi
 from tests.pipelines.model_state import actions
 from tests.pipelines.small_sparse import SPARSE, generate

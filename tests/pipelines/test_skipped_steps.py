@@ -7,7 +7,7 @@ import torch
 
 import chipsparse
 from chipsparse.pipelines.adapter import UNREAD
-from chipsparse.session import Session
+from chipsparse.sparse.session import Session
 from tests.pipelines import test_families as families
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, SPARSE

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cache.tensors import AttentionCache
-from chipsparse.graphs.cuda_capture import CudaCapturer
-from chipsparse.graphs.step_graph import MOST_ATTEMPTS, MOST_CAPTURES, Arguments, put_back
+from chipsparse.sparse.cache.tensors import AttentionCache
+from chipsparse.sparse.graphs.cuda_capture import CudaCapturer
+from chipsparse.sparse.graphs.step_graph import MOST_ATTEMPTS, MOST_CAPTURES, Arguments, put_back
 from tests.graph_stand_in import TapeRecorder
 from tests.pipelines.changes import add_lora
 from tests.pipelines.tiny_runs import FLUX
@@ -214,7 +214,7 @@ def test_other_ways_to_run_are_not_recorded(pipe):
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_steps_are_recorded_where_the_plan_says_that_it_pays(pays, pipe, monkeypatch):
-    monkeypatch.setattr("chipsparse.session.captures", lambda *_: pays)
+    monkeypatch.setattr("chipsparse.sparse.session.captures", lambda *_: pays)
     usual, _ = generate(pipe, NEVER)
     output, report = generate(pipe, SPARSE.override({"cuda_graphs": "auto"}))
     assert replayed(report) == (REPLAYED if pays else [])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.models.qwen_image import image_grids
+from chipsparse.pipelines.families.qwen_image import image_grids
 from chipsparse.pipelines.token_grids import grids_at, grids_of
 from tests.pipelines.families import flux, ltx, qwen_image, wan
 from tests.pipelines.model_state import calls_begun, calls_of

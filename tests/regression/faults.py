@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import torch
 
-from chipsparse.cache.store import CacheStore
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
-from chipsparse.layers import attention
 from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.session import Session
+from chipsparse.sparse.cache.store import CacheStore
+from chipsparse.sparse.layers import attention
+from chipsparse.sparse.session import Session
 from tests.wrapped_backends import wrap_backends
 
 FAULTS = []

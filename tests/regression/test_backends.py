@@ -21,7 +21,7 @@ from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
-from chipsparse.plan import Action
+from chipsparse.sparse.plan import Action
 from tests.pipelines.small_sparse import SPARSE
 from tests.pipelines.tiny_runs import STILL
 from tests.regression.cases import CASES

@@ -9,7 +9,7 @@ from chipsparse.config import ScheduleConfig, SparsityConfig
 from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.profile import QUALITIES, default_profile, find_profile, load_profile
 from chipsparse.profiles.published import published_psnr
-from chipsparse.schedule.schedule import Action, Schedule
+from chipsparse.skip.timetable import Action, Schedule
 
 PROFILES = sorted((profiles.ASSETS / "profiles").glob("*.yaml"))
 TINY = [profiles.ASSETS / name / "chipsparse.yaml" for name in ("tiny-wan", "tiny-flux")]

@@ -11,13 +11,13 @@ import torch
 
 from chipsparse.cli.model.description import default_arguments
 from chipsparse.config import SparsityConfig
-from chipsparse.cost_model.layer_times import Rates, layer_time
-from chipsparse.cost_model.relative_cost import decided, sparse_cost, why_skipping
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.pipelines.registry import ADAPTERS
-from chipsparse.plan import CACHED, Action, SparsityPlan
 from chipsparse.profiles.profile import QUALITIES, find_profile, profile_classes
 from chipsparse.report.nothing_sparse import why_nothing
+from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.sparse.cost_model.relative_cost import decided, sparse_cost, why_skipping
+from chipsparse.sparse.plan import CACHED, Action, SparsityPlan
 
 NAMED = ("faithful", "balanced", "fast", "draft")
 USUAL = ("means", "dense")  # rule of attention, MLP

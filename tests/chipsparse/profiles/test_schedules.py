@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from chipsparse.plan import SparsityPlan
 from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
-from tests.chipsparse.test_plan import LAYOUT
+from chipsparse.sparse.plan import SparsityPlan
+from tests.chipsparse.sparse.test_plan import LAYOUT
 from tests.schedules import letters_of
 
 # Of 28 and of 50 steps. Where a sparse step costs little, and where it costs too much.

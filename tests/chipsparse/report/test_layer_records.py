@@ -8,15 +8,22 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.cache.placement import Placement
 from chipsparse.config import PARTS
-from chipsparse.cost_model.layer_times import Rates
-from chipsparse.plan import Action
 from chipsparse.report.generation import GenerationReport, StepTimer
-from chipsparse.session import Session
-from chipsparse.step import StepContext
+from chipsparse.skip.position import StepContext
+from chipsparse.sparse.cache.placement import Placement
+from chipsparse.sparse.cost_model.layer_times import Rates
+from chipsparse.sparse.plan import Action
+from chipsparse.sparse.session import Session
 from tests.chipsparse import sessions
-from tests.chipsparse.sessions import ACTIONS, HOSTED, generate, layout_of, session_with, step_of
+from tests.chipsparse.sparse.sessions import (
+    ACTIONS,
+    HOSTED,
+    generate,
+    layout_of,
+    session_with,
+    step_of,
+)
 
 LAYOUT = layout_of()
 OF_ONE = {"layers": 2, "attention": 0.5, "mlp": 0.75}
@@ -179,8 +186,8 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
     whole = session_with()
     generate(whole)
     slower = {(layer, "mlp"): "a sparse step of it is slow" for layer in (1, 2)}
-    monkeypatch.setattr("chipsparse.session.slower_parts", lambda *_: slower)
-    monkeypatch.setattr("chipsparse.session.known_rates", lambda *_: Rates())
+    monkeypatch.setattr("chipsparse.sparse.session.slower_parts", lambda *_: slower)
+    monkeypatch.setattr("chipsparse.sparse.session.known_rates", lambda *_: Rates())
     session = Session(sessions.CONFIG, GenerationReport(strict=True))
     generate(session)
     for record in session.report.steps:

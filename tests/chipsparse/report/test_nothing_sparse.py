@@ -3,9 +3,9 @@
 import pytest
 
 from chipsparse import SparsityConfig
-from chipsparse.plan import CACHED, SparsityPlan
 from chipsparse.report.nothing_sparse import wants_sparse, why_nothing
-from tests.chipsparse.test_plan import LAYOUT, OFF
+from chipsparse.sparse.plan import CACHED, SparsityPlan
+from tests.chipsparse.sparse.test_plan import LAYOUT, OFF
 
 EVERY = "the schedule computes every step in full; "
 DENSE = {"layers": "1-3", "attention": "dense", "mlp": "dense"}

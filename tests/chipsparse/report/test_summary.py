@@ -4,9 +4,9 @@ import pytest
 
 from chipsparse import GenerationReport, LayerRecord, SparsityConfig, StepRecord
 from chipsparse.kernels.dispatch import Backend, Choice
-from chipsparse.plan import Action
 from chipsparse.report.generation import Device, PipelineFacts
 from chipsparse.report.summary import estimated_speedup
+from chipsparse.sparse.plan import Action
 
 SECONDS = {Action.DENSE: 4.0, Action.REFRESH: 5.0, Action.SPARSE: 1.0}
 

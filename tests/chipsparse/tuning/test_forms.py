@@ -7,7 +7,7 @@ import pytest
 
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.profile import default_profile
-from chipsparse.schedule.schedule import Action, Schedule
+from chipsparse.skip.timetable import Action, Schedule
 from chipsparse.tuning.forms import DENSITIES, FORECASTS, ActionSeconds, Candidate, Form, Forms
 from chipsparse.tuning.jump_costs import Placed, Reuse, drift
 from tests.chipsparse.tuning.trajectories import trajectory

@@ -7,7 +7,7 @@ import pytest
 
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
-from chipsparse.schedule.schedule import Action
+from chipsparse.skip.timetable import Action
 from chipsparse.tuning.forms import DENSITIES, ActionSeconds, Candidate, Form
 from chipsparse.tuning.search import Search, Unreachable, halve, least_budget, smallest
 from chipsparse.tuning.targets import Pair

@@ -3,7 +3,7 @@
 import diffusers
 import torch
 
-from chipsparse.pipelines.models.mochi import GAPS
+from chipsparse.pipelines.families.mochi import GAPS
 from tests.pipelines.families.family import Family, of_class
 from tests.tiny_models import random, seeded
 

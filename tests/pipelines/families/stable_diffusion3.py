@@ -2,7 +2,7 @@
 
 import diffusers
 
-from chipsparse.pipelines.models.stable_diffusion3 import CLIP_TOKENS
+from chipsparse.pipelines.families.stable_diffusion3 import CLIP_TOKENS
 from tests.pipelines.changes import with_an_effect
 from tests.pipelines.families.family import HEADS, Family, of_class, strong
 from tests.tiny_models import random, seeded, tiny_image_vae

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 import chipsparse
-from chipsparse.layers.attention import AttentionLayer
 from chipsparse.parallel.windows import Windows
-from chipsparse.plan import Action, SparsityPlan
+from chipsparse.sparse.layers.attention import AttentionLayer
+from chipsparse.sparse.plan import Action, SparsityPlan
 from tests.pipelines.parallel import equal_bits
 from tests.pipelines.parallel.equal_bits import BIG, BOTH, run, said, wan_of
 from tests.pipelines.small_sparse import generate

@@ -1,0 +1,91 @@
+"""The cost of a sparse step in dense ones, by which a schedule decides whether it has any.
+
+It is computed from the sizes of the video or image and the rates of one GPU, whichever this one is.
+So the same call has the same schedule everywhere, on all processes and for all guidance branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+
+from chipsparse.config import PARTS, Part, SparsityConfig
+from chipsparse.layout import ModelLayout
+from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.sparse.plan import Action, SparsityPlan
+
+
+def decided(
+    config: SparsityConfig,
+    layout: ModelLayout,
+    masked: Collection[Part] = (),
+) -> SparsityConfig:
+    """Return the config with the schedule that its `sparse_cost` at this layout leads to.
+
+    One that does not ask for the cost is returned as it is.
+    """
+    if not config.schedule.asks_cost:
+        return config
+    schedule = config.schedule.at_cost(sparse_cost(config, layout, masked))
+    usual = None if config.usual is None else decided(config.usual, layout, masked)
+    return replace(config, schedule=schedule).over(usual)
+
+
+def sparse_cost(
+    config: SparsityConfig,
+    layout: ModelLayout,
+    masked: Collection[Part] = (),
+) -> float | None:
+    """Return the time of a sparse step over that of a dense one; None where no layer is sparse.
+
+    Text tokens, samples and what other processes have of a call are left out, since guidance
+    branches differ in them. Parts that are ``masked`` run dense in all layers.
+    """
+    alone = replace(layout, batch=1, text_tokens=0, share=None, rows_before=0, samples=None)
+    plan = SparsityPlan(config, alone)
+    layers = range(layout.layers)
+    parts = [part for part in PARTS if part not in masked]
+    if not any(plan.is_sparse(layer, part) for layer in layers for part in parts):
+        return None
+
+    def seconds(action: Action) -> float:
+        times = (
+            layer_time(
+                layer,
+                action,
+                plan=plan,
+                rates=Rates(),
+                dtype=torch.bfloat16,
+                dense_parts=masked,
+            )
+            for layer in layers
+        )
+        return sum(time.total for time in times)
+
+    return seconds(Action.SPARSE) / seconds(Action.DENSE)
+
+
+def why_skipping(
+    config: SparsityConfig,
+    plan: SparsityPlan,
+    masked: Collection[Part] = (),
+) -> str | None:
+    """Return why a plan skips steps that its config would have sparse; None where it does not.
+
+    Args:
+        config: what was asked for.
+        plan: the steps of the `decided` config.
+        masked: parts that run dense in all layers.
+    """
+    asked = config.schedule
+    if not asked.asks_cost or plan.config.schedule.sparse_steps or not plan.schedule.skips_any:
+        return None
+    cost = sparse_cost(config, plan.layout, masked)
+    if cost is None:
+        return "no step is sparse, since no layer can be: steps are skipped instead"
+    return (
+        f"no step is sparse: at this size one takes {cost:.0%} of a dense step's time, and "
+        f"schedule.sparse_at_most is {asked.sparse_at_most:.0%}; steps are skipped instead"
+    )

@@ -1,0 +1,83 @@
+"""The arguments of every layer: the open transformer call, and the shared state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chipsparse.config import LayerPart, SparsityConfig
+from chipsparse.kernels.dense_attention.measure import FastestKernel
+from chipsparse.layout import ModelLayout
+from chipsparse.parallel.agreement import BranchColumns
+from chipsparse.report.generation import StepRecord
+from chipsparse.report.recorder import CallRecorder
+from chipsparse.skip.position import StepContext
+from chipsparse.sparse.cache.store import CacheStore
+from chipsparse.sparse.layers.column_budget import ColumnBudgets
+from chipsparse.sparse.plan import Action, SparsityPlan
+
+
+def split_exact_rows(
+    tensor: torch.Tensor,
+    layout: ModelLayout,
+    dim: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the rows that may run sparse and those before them that never do, as views.
+
+    The tensor has the rows of the sequence along ``dim``, which is not negative. Of those that
+    never run sparse, the ones farthest from the others may be missing.
+    """
+    rows = len(layout.query_rows) if layout.exact_rows else tensor.shape[dim]
+    exact = tensor.shape[dim] - rows
+    if exact == 0:
+        return tensor, None
+    return tensor.narrow(dim, exact, rows), tensor.narrow(dim, 0, exact)
+
+
+@dataclass(frozen=True)
+class StepState:
+    """One open transformer call: its plan, position and record."""
+
+    plan: SparsityPlan  # of the call's guidance branch
+    context: StepContext  # position of the call
+    record: StepRecord  # of the call, filled while it runs
+    caching: bool  # layers record for later: something is sparse, and this call can take part in it
+    refreshed_at: int  # step of the branch's last refresh, this one included; -1 before the first
+    dense: Mapping[LayerPart, str]  # why parts run dense at every step of the branch
+    budgets: ColumnBudgets  # which columns a refresh keeps
+    captures: bool = False  # whether sparse calls are captured as CUDA graphs, where they can be
+    # Whether layers compute full attention where nothing is recorded, too: in FP8, or since that is
+    # faster than as the model calls it.
+    replaces_attention: bool = False
+
+    @property
+    def action(self) -> Action:
+        """The action of the call; single layers may take a fuller one."""
+        return self.record.action
+
+    @property
+    def branch(self) -> str:
+        return self.context.branch
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The state that all layers of a session share."""
+
+    config: SparsityConfig  # what to compute
+    recorder: CallRecorder  # notes what layers do in the open call
+    caches: CacheStore  # of all layers
+    # Around what records a cache's tensors of these kinds anew for a branch: they stay where a
+    # captured sparse step reads them.
+    kept_in_place: Callable[[str, Any, Collection[str]], AbstractContextManager[None]]
+    kernels: FastestKernel  # the fastest library kernel for dense attention
+    columns: BranchColumns | None = None  # of guidance branches on other processes
+
+    @property
+    def backend(self) -> str | None:
+        """The kernel backend that the config forces, or None."""
+        return None if self.config.backend == "auto" else self.config.backend

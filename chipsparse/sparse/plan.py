@@ -1,0 +1,206 @@
+"""The plan: which action each layer takes at each step. Pure, printable, comparable."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from chipsparse.config import PARTS, ConfigError, Dense, LayerPart, Part, SparsityConfig
+from chipsparse.layout import ModelLayout
+from chipsparse.skip.timetable import Action as Action
+from chipsparse.skip.timetable import Schedule, forecast_text, list_text
+from chipsparse.without_effect import without_effect
+
+# Measured, rounding included: as fast with 4,352 tokens, 1.1 times with 6,144, 1.2 with 8,192.
+FP8_PAYS_TOKENS = 5_000
+CACHED = (Action.SPARSE, Action.SKIP)  # they read what others recorded
+
+
+@dataclass(frozen=True)
+class SparsityPlan:
+    """The meaning of a config for one model and number of steps.
+
+    Raises `ConfigError` if the config names a layer that the model does not have.
+    """
+
+    config: SparsityConfig  # what the user asked for
+    layout: ModelLayout  # the model's sizes
+    steps: int | None = None  # number of denoising steps, or None where the pipeline does not say
+    first: int = 0  # the first of them that runs
+    corrects: bool = True  # see `Schedule`
+
+    def __post_init__(self) -> None:
+        count = self.layout.layers
+        for place, budget in enumerate(self.config.layers):
+            if budget.last >= count:
+                raise ConfigError(
+                    f"layers[{place}].layers: names layer {budget.last}, but this model has "
+                    f"{count} layers, 0 to {count - 1}",
+                )
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return Schedule(self.config.schedule, self.steps, self.first, self.corrects)
+
+    @property
+    def corrects_any(self) -> bool:
+        return self.corrects and self.config.schedule.correct and self.schedule.skips_any
+
+    def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
+        """Return True where two plans differ in text tokens and samples at most, as branches do."""
+        names = ("text_tokens", "batch", "guided_in_batch", "share", "rows_before", "samples")
+        of_prompts = {name: getattr(self.layout, name) for name in names}
+        return replace(other, layout=replace(other.layout, **of_prompts)) == self
+
+    @cached_property
+    def step_actions(self) -> tuple[Action, ...]:
+        """The planned action of every step from 0 on, for the layers that may be sparse."""
+        actions = self.schedule.actions
+        if self.has_sparse_layers:
+            return actions
+        return tuple(action if action is Action.SKIP else Action.DENSE for action in actions)
+
+    def step_action(self, step: int) -> Action:
+        return self.step_actions[min(step, len(self.step_actions) - 1)]
+
+    @property
+    def sparse_steps(self) -> int:
+        return self.step_actions[self.first :].count(Action.SPARSE)
+
+    @cached_property
+    def dense(self) -> Mapping[LayerPart, str]:
+        """The reason why the config keeps a part dense at every step, by layer and part."""
+        first = self.config.schedule.first_dense_layers
+        reasons = {}
+        for (layer, part), share in self._shares.items():
+            if not getattr(self.config, part).is_sparse:
+                reasons[layer, part] = f"{part}.density is dense"
+            elif layer < first:
+                reasons[layer, part] = f"schedule.first_dense_layers is {first}"
+            elif share == "dense":
+                reasons[layer, part] = "layers names it dense"
+        return reasons
+
+    @cached_property
+    def _shares(self) -> Mapping[LayerPart, float | Dense]:
+        """The wish of the config for each part, whatever the first layers do."""
+        shares: dict[LayerPart, float | Dense] = {
+            (layer, part): getattr(self.config, part).density
+            for part in PARTS
+            for layer in range(self.layout.layers)
+        }
+        for budget in self.config.layers:
+            for layer, part in itertools.product(itertools.chain(*budget.ranges()), PARTS):
+                share = getattr(budget, part)
+                if share is not None:
+                    shares[layer, part] = share
+        return shares
+
+    def is_sparse(self, layer: int, part: Part) -> bool:
+        """Return True where a layer's attention or MLP runs sparse if the schedule says so."""
+        return (layer, part) not in self.dense
+
+    def density(self, layer: int, part: Part) -> float | None:
+        """Return the share of columns or neurons that a layer keeps by score; None: dense."""
+        share = self._shares[layer, part]
+        return None if (layer, part) in self.dense or share == "dense" else share
+
+    @property
+    def has_sparse_layers(self) -> bool:
+        return len(self.dense) < len(self._shares)
+
+    def is_dense(self) -> bool:
+        """Return True where no layer ever uses a cache, so that nothing need be recorded."""
+        return self.sparse_steps == 0
+
+    def taken(self, step: int, recorded: Action | None) -> Action:
+        """Return the action that a guidance branch takes at a step, from 0.
+
+        The plan's action is raised to a fuller one where its inputs are missing: the first call of
+        a branch is DENSE, and a sparse step is a REFRESH where there was none before. No step is a
+        refresh where no sparse step reads what it would record, unless ``schedule.actions`` lists
+        it and sparse ones. What is ``recorded`` is None at first, DENSE before the first refresh of
+        the branch, REFRESH after it; see `recorded_after`.
+        """
+        action = self.step_action(step)
+        if recorded is None:
+            return Action.DENSE
+        if self.is_dense():
+            return action if action is Action.SKIP else Action.DENSE
+        if action is Action.SPARSE and recorded is not Action.REFRESH:
+            action = Action.REFRESH
+        return Action.DENSE if action is Action.REFRESH and not self._is_read(step) else action
+
+    def _is_read(self, step: int) -> bool:
+        """True where a sparse step comes before the next planned refresh."""
+        if self.config.schedule.actions:  # what is listed is done, as where refreshes are timed
+            return True
+        later = self.step_actions[step + 1 :]
+        readers = (action for action in later if action in (Action.SPARSE, Action.REFRESH))
+        return next(readers, None) is Action.SPARSE
+
+    def actions(self, first: int = 0) -> list[Action]:
+        """Return a branch's actions from its first step on; the number of steps must be known."""
+        assert self.steps is not None
+        actions: list[Action] = []
+        recorded = None
+        for step in range(first, self.steps):
+            actions.append(self.taken(step, recorded))
+            recorded = recorded_after(actions[-1], recorded)
+        return actions
+
+    def notes(self, *, on_cpu: bool = False) -> list[str]:
+        notes = [*without_effect(self, on_cpu=on_cpu), *self.schedule.notes()]
+        listed = self.steps is not None and self.schedule.full_steps is not None
+        # Where all others are sparse, nobody chose the one that cannot be.
+        if listed and self.config.schedule.sparse_steps != 1:
+            notes += [
+                f"step {step} is computed in full: it was to be sparse, and the only full step "
+                "before it is the first one, which cannot be a refresh"
+                for step, action in enumerate(self.actions())
+                if action is not Action.SPARSE and self.step_action(step) is Action.SPARSE
+            ]
+        if self.config.attention.in_fp8 and self.layout.tokens < FP8_PAYS_TOKENS:
+            notes.append(
+                f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
+                f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)",
+            )
+        return notes
+
+    def attention_keep_count(self, layer: int) -> int:
+        """Return the number of columns that a query block keeps by score and by static rules."""
+        return _count(self.density(layer, "attention"), self.layout.tokens)
+
+    def mlp_keep_count(self, layer: int) -> int:
+        return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
+
+    def describe(self) -> str:
+        """Return one line: the list of full steps and what is between them, in words.
+
+        Without a list it has the run lengths of the actions: ``1 dense, 1 refresh, 9 sparse``.
+        """
+        schedule = self.schedule
+        if schedule.full_steps is not None:
+            text = list_text(schedule, sparse=self.has_sparse_layers)
+        elif self.steps is None:
+            return "number of steps unknown"
+        else:
+            runs = itertools.groupby(self.actions())
+            text = ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
+            if schedule.skips_any and (forecast := forecast_text(schedule)):
+                text += f"; skipped ones{forecast}"
+        return text
+
+
+def recorded_after(action: Action, recorded: Action | None) -> Action | None:
+    """Return what a branch has recorded once it took an action; see `SparsityPlan.taken`."""
+    if action in CACHED or (action is Action.DENSE and recorded is not None):
+        return recorded
+    return action
+
+
+def _count(fraction: float | None, total: int) -> int:
+    """Return a share of the total; all of it where the layer is dense (None)."""
+    return total if fraction is None else min(total, round(fraction * total))
