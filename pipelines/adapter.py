@@ -63,12 +63,13 @@ from chipsparse.skip.clean_samples import clean_bytes
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.correction import held_bytes
 from chipsparse.skip.position import PositionTracker, StepContext
+from chipsparse.skip.session import CallForm, Decision, SkipSession
 from chipsparse.skip.timetable import Schedule
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.graphs.model_state import ModelState
 from chipsparse.sparse.layers.state import StepState
 from chipsparse.sparse.plan import Action
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import Reading, SparseSession
 
 ADAPTER = "chipsparse_adapter"
 # Backends of diffusers that are kernels of PyTorch, exact as ours.
@@ -135,7 +136,7 @@ class ModelAdapter(PatchedFamily):
     def __init__(
         self,
         transformer: torch.nn.Module,
-        session: Session,
+        session: SparseSession,
         tracker: PositionTracker,
         loop: DenoisingLoop,
         team: Team | None = None,
@@ -143,6 +144,7 @@ class ModelAdapter(PatchedFamily):
         check_undivided(transformer)
         self.transformer = transformer
         self.session = session
+        self._skip = SkipSession()
         self.team = team
         self.split = (
             None if team is None else team.split(session.config, needs_text=self.needs_text)
@@ -211,7 +213,7 @@ class ModelAdapter(PatchedFamily):
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Runs the transformer's own call between `Session.begin` and `Session.end`."""
+        """Runs the transformer's own call between `begin` and `end` of both sessions."""
         with self._calling():
             if vars(self.transformer).get(ADAPTER) is not self:  # restored by another thread
                 return forward(*args, **kwargs)
@@ -224,7 +226,7 @@ class ModelAdapter(PatchedFamily):
             self.session.report.in_call = self._loop.runs
             context = self._locate(arguments)
             for expert in self.other_experts:  # done with for this generation: free its caches
-                expert.session.reset()
+                expert.reset()
             guidance = self._guidance_split
             if guidance is not None:
                 if not self._is_guided():
@@ -234,14 +236,15 @@ class ModelAdapter(PatchedFamily):
                     )
                 if not guidance.computes(context):
                     return self.wrap_output(guidance.output(None), arguments)
-            state = self._begin(context, arguments)
-            if state is None:
+            opened = self._begin(context, arguments)
+            if opened is None:
                 result = self._run_outside(context, arguments, model_call)
-            elif state.action is Action.SKIP:  # nothing of the model runs
-                output = self.session.skipped_output()
-                self.session.end(output)
-                result = self.wrap_output(output, arguments)
+            elif opened[0].output is not None:  # nothing of the model runs
+                decision, state = opened
+                self._end(decision, state, opened[0].output)
+                result = self.wrap_output(opened[0].output, arguments)
             else:
+                decision, state = opened
                 with self._dense_attention(arguments):
                     self.session.say_if_all_dense()
                     result = self.session.graphs.run(
@@ -251,7 +254,7 @@ class ModelAdapter(PatchedFamily):
                         self._not_captured_reason,
                     )
                 ended = self._guidance_ended(context.generation)
-                self.session.end(self.held_output(result), is_last_branch=ended)
+                self._end(decision, state, self.held_output(result), is_last_branch=ended)
                 self._say_what_was_unseen(state, arguments)
                 self._keep_state()
             if guidance is None:
@@ -326,7 +329,7 @@ class ModelAdapter(PatchedFamily):
                     if self.team is not None:
                         self.team.failed(error, self.device)
                 finally:
-                    self.session.reset(stuck=self.team is not None and self.team.stuck)
+                    self.reset()
                 raise
             finally:
                 self.is_calling = outer
@@ -349,7 +352,25 @@ class ModelAdapter(PatchedFamily):
         if not any(record.used_caches for record in report.steps):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
 
-    def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
+    def _end(
+        self,
+        decision: Decision,
+        state: StepState,
+        output: torch.Tensor,
+        *,
+        is_last_branch: bool = False,
+    ) -> None:
+        """Closes a call, which returns this output."""
+        self.session.end(output.device)
+        schedule = state.plan.schedule
+        over = self._skip.end(decision, schedule, output, is_last_branch=is_last_branch)
+        self.session.finish(over)
+
+    def _begin(
+        self,
+        context: StepContext,
+        arguments: dict[str, Any],
+    ) -> tuple[Decision, StepState] | None:
         """Opens a call, on this process or with its share of it; None: see `knows`."""
         if context.generation != self._executed_generation:
             check_whole(self.session.name, self.transformer)
@@ -373,15 +394,22 @@ class ModelAdapter(PatchedFamily):
             changes = {"the model": self._recomputed, "guidance_scale": switches}
             undisturbed = self.is_undisturbed()
             conditioning = Conditioning(arguments, changes, undisturbed=undisturbed)
-        state = self.session.begin(
+        plan = self.session.plan_for(context, layout)
+        form = context.steps, context.first, context.corrects
+        decision = self._skip.begin(
             context,
+            CallForm((layout.without_prompts, *form), (layout, *form)),
+            plan.schedule,
+            conditioning,
+        )
+        reading = Reading(
             layout,
             self.execution.device,
             lambda: self._memory_demand(arguments),
             why_not_cached=self._loop.why_not_cached(self.transformer),
             has_faster_attention=self._has_faster_attention(layout, arguments),
-            conditioning=conditioning,
         )
+        state = self.session.begin(decision, plan, reading)
         if self.split is not None:
             self.split.check_same_calls(state, arguments, first=self.session.is_first_call)
         self._check_caches()
@@ -392,7 +420,7 @@ class ModelAdapter(PatchedFamily):
             self._look_at_modules(changed)
         elif getattr(self._loop.pipe, "controlnet", None) is not None:
             self.session.report.note(UNREAD)
-        return state
+        return decision, state
 
     def _say_what_was_unseen(self, state: StepState, arguments: dict[str, Any]) -> None:
         """Reports layers of a sparse call that others than ours computed, or passed over."""
@@ -509,7 +537,7 @@ class ModelAdapter(PatchedFamily):
         if execution == before:
             return
         plan = self.session.plan
-        self.session.reset()
+        self.reset()
         if plan is not None and not plan.is_dense():
             self.session.report.fall_back(
                 "some steps run dense as the first ones do, to record anew: the model goes on in "
@@ -605,8 +633,13 @@ class ModelAdapter(PatchedFamily):
         """True if the pipeline makes both branches halves of a batch: guiders never do."""
         return self.guides_in_batch and self._loop.branches() is None
 
-    def finish_generation(self) -> None:
+    def reset(self) -> None:
+        """Forgets the generation in progress and frees its caches."""
+        self._skip.reset()
         self.session.reset(stuck=self.team is not None and self.team.stuck)
+
+    def finish_generation(self) -> None:
+        self.reset()
         self._tracker.finish()
 
     # Attention.
