@@ -277,6 +277,7 @@ def _patch(
             agreement=None if team is None else team.agreement,
             masked=adapter_class(transformer).masked_parts,
         )
+        session.log = loop.log
         adapter = adapter_class(transformer)(transformer, session, tracker, loop, team)
         handle._adapters.append(adapter)
     handle._patch(pipe, loop, transformers)

@@ -63,6 +63,7 @@ from chipsparse.skip.clean_samples import clean_bytes
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.correction import held_bytes
 from chipsparse.skip.position import PositionTracker, StepContext
+from chipsparse.skip.step_log import LoggedCall
 from chipsparse.skip.timetable import Schedule
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.graphs.model_state import ModelState
@@ -286,7 +287,13 @@ class ModelAdapter(PatchedFamily):
         if record is not None and isinstance(record.timer, StepTimer):
             record.timer.stop()
             record.finished = True
+            self._log_dense(context)
         return result
+
+    def _log_dense(self, context: StepContext) -> None:
+        """Log a finished call that ran as without chipsparse."""
+        call = LoggedCall(context.generation, context.step, context.branch, Action.DENSE)
+        self._loop.log.append(call)
 
     def _run_outside(
         self,
@@ -303,6 +310,7 @@ class ModelAdapter(PatchedFamily):
         with self.attention_released(), uncompiled(self.transformer):
             result = model_call()
         record.timer.stop()
+        self._log_dense(context)
         self._say_what_is_unknown(context)
         return result
 

@@ -20,6 +20,7 @@ from chipsparse.report.recorder import CallRecorder
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.held_outputs import HeldOutputs
 from chipsparse.skip.position import StepContext
+from chipsparse.skip.step_log import LoggedCall, StepLog
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.offload import OffloadPool
@@ -112,6 +113,7 @@ class Session:
         masked: Collection[Part] = (),  # parts that the model masks in every call: never sparse
     ) -> None:
         self.config = config
+        self.log = StepLog()  # of finished calls; the pipeline's, which its experts share
         self.masked = frozenset(masked)
         self._decided: dict[tuple[Grid, ...], SparsityConfig] = {}  # by the video's or image's size
         self.report = report
@@ -347,6 +349,18 @@ class Session:
         elif plan.schedule.skips_any and record.action is not Action.SKIP and context.placed:
             both = plan.schedule.forecasts_any
             generation.held.hold(context.branch, context.time, output, both=both)
+        self.log.append(
+            LoggedCall(
+                context.generation,
+                context.step,
+                context.branch,
+                record.action,
+                restarted=record.restarted,
+                skips_any=plan.schedule.skips_any,
+                wants_correction=plan.config.schedule.correct,
+                corrects=plan.corrects_any,
+            ),
+        )
         self.state = None
 
     def _count_memory(self, record: StepRecord, device: torch.device) -> None:
