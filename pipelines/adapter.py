@@ -64,6 +64,7 @@ from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.correction import held_bytes
 from chipsparse.skip.position import PositionTracker, StepContext
 from chipsparse.skip.session import CallForm, Decision, SkipSession
+from chipsparse.skip.step_log import LoggedCall
 from chipsparse.skip.timetable import Schedule
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.graphs.model_state import ModelState
@@ -144,7 +145,7 @@ class ModelAdapter(PatchedFamily):
         check_undivided(transformer)
         self.transformer = transformer
         self.session = session
-        self._skip = SkipSession()
+        self._skip = SkipSession(loop.log)
         self.team = team
         self.split = (
             None if team is None else team.split(session.config, needs_text=self.needs_text)
@@ -289,7 +290,13 @@ class ModelAdapter(PatchedFamily):
         if record is not None and isinstance(record.timer, StepTimer):
             record.timer.stop()
             record.finished = True
+            self._log_dense(context)
         return result
+
+    def _log_dense(self, context: StepContext) -> None:
+        """Log a finished call that ran as without chipsparse."""
+        call = LoggedCall(context.generation, context.step, context.branch, Action.DENSE)
+        self._loop.log.append(call)
 
     def _run_outside(
         self,
@@ -306,6 +313,7 @@ class ModelAdapter(PatchedFamily):
         with self.attention_released(), uncompiled(self.transformer):
             result = model_call()
         record.timer.stop()
+        self._log_dense(context)
         self._say_what_is_unknown(context)
         return result
 
@@ -363,7 +371,13 @@ class ModelAdapter(PatchedFamily):
         """Closes a call, which returns this output."""
         self.session.end(output.device)
         schedule = state.plan.schedule
-        over = self._skip.end(decision, schedule, output, is_last_branch=is_last_branch)
+        over = self._skip.end(
+            decision,
+            schedule,
+            state.action,
+            output,
+            is_last_branch=is_last_branch,
+        )
         self.session.finish(over)
 
     def _begin(

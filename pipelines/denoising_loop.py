@@ -16,6 +16,7 @@ from chipsparse.pipelines.diffusers_hooks import why_not_cached
 from chipsparse.pipelines.patches import Patches
 from chipsparse.report.generation import GenerationReport
 from chipsparse.skip.scheduler_steps import StepCorrection, shift_of, why_not_corrected
+from chipsparse.skip.step_log import StepLog
 from chipsparse.skip.timetable import Schedule
 
 
@@ -30,7 +31,8 @@ class DenoisingLoop:
 
     def __init__(self, pipe: Any, report: GenerationReport) -> None:
         self.pipe = pipe
-        self.correction = StepCorrection(report, lambda: self._running_loop == "own")
+        self.log = StepLog()  # of the transformers' calls
+        self.correction = StepCorrection(report, self.log, lambda: self._running_loop == "own")
         # The pipeline's own loop, one of the user's, or "left" in a callback; None: none of these.
         self._running_loop: Literal["own", "user's", "left"] | None = None
         self._other_scheduler: Any = None

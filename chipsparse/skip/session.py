@@ -14,6 +14,7 @@ import torch
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.held_outputs import HeldOutputs
 from chipsparse.skip.position import StepContext
+from chipsparse.skip.step_log import LoggedCall, StepLog
 from chipsparse.skip.timetable import Action, Schedule
 
 
@@ -71,7 +72,9 @@ class SkipSession:
     raises.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, log: StepLog | None = None) -> None:
+        # Of finished calls; the pipeline's, which its experts share.
+        self._log = StepLog() if log is None else log
         self._generation = _Generation()
 
     def reset(self) -> None:
@@ -122,6 +125,7 @@ class SkipSession:
         self,
         decision: Decision,
         schedule: Schedule,
+        action: Action,
         output: torch.Tensor,
         *,
         is_last_branch: bool = False,
@@ -131,6 +135,7 @@ class SkipSession:
         Args:
             decision: the answer of `begin`.
             schedule: the one that `begin` was given.
+            action: what the call did.
             output: what the call returns.
             is_last_branch: whether no other branch follows in this generation.
 
@@ -138,6 +143,7 @@ class SkipSession:
             The branches that are over, by name. Nothing of them is kept.
         """
         place = decision.place
+        self._append_to_log(decision, schedule, action)
         branches = self._generation.branches
         progress = branches[place.branch]
         progress.called_at = place.step
@@ -157,6 +163,21 @@ class SkipSession:
             both = schedule.forecasts_any
             self._generation.outputs.hold(place.branch, place.time, output, both=both)
         return ()
+
+    def _append_to_log(self, decision: Decision, schedule: Schedule, action: Action) -> None:
+        place = decision.place
+        wants_correction = schedule.config.correct
+        call = LoggedCall(
+            place.generation,
+            place.step,
+            place.branch,
+            action,
+            restarted=decision.restarts or decision.changed is not None,
+            skips_any=schedule.skips_any,
+            wants_correction=wants_correction,
+            corrects=place.corrects and wants_correction and schedule.skips_any,
+        )
+        self._log.append(call)
 
     def drop(self, branch: str) -> None:
         """Forget the outputs of a branch, so that its next call is computed."""

@@ -100,11 +100,11 @@ def test_forecast_outputs_are_the_formulas(name, variant, share, after, monkeypa
     held = []
     end = SkipSession.end
 
-    def watched(session, decision, schedule, output, **more):
+    def watched(session, decision, schedule, action, output, **more):
         place = decision.place
         calls = returned.setdefault((session, place.branch), [])
         calls.append((place.step, decision.is_skipped, decision.is_forecast, output.clone()))
-        over = end(session, decision, schedule, output, **more)
+        over = end(session, decision, schedule, action, output, **more)
         held.append(max(map(len, session._generation.outputs._held.values()), default=0))
         return over
 

@@ -50,8 +50,15 @@ class Session:
         return self.decision.output
 
     def end(self, output, *, is_last_branch=False):
+        action = self.sparse.state.action
         self.sparse.end(output.device)
-        over = self.skip.end(self.decision, self.schedule, output, is_last_branch=is_last_branch)
+        over = self.skip.end(
+            self.decision,
+            self.schedule,
+            action,
+            output,
+            is_last_branch=is_last_branch,
+        )
         self.sparse.finish(over)
 
     def reset(self, **kwargs):
