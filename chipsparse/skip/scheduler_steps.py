@@ -34,14 +34,17 @@ class _Followed:
 class StepCorrection:
     """Wraps the steps of the schedulers of one enabled pipeline.
 
-    That of a pipeline with the same scheduler, or of a loop of the user's, is wrapped with it.
-    While `copies` is true, deep copies of a scheduler are the pipeline's own, for another kind of
-    latents.
+    Steps of an unknown loop with one of these schedulers stay as they are. In the pipeline's own
+    loop deep copies of a scheduler are the pipeline's, for another kind of latents.
+
+    Args:
+        report: the report of the pipeline's transformers.
+        loop: gives the kind of the running loop: "pipeline", "generation" or "unknown".
     """
 
-    def __init__(self, report: GenerationReport, copies: Callable[[], bool]) -> None:
+    def __init__(self, report: GenerationReport, loop: Callable[[], str]) -> None:
         self._report = report
-        self._copies = copies
+        self._loop = loop
         self._wanted: list[Any] = []
         self._followed: dict[int, _Followed] = {}
         self._stepped: StepRecord | None = None  # the last call that a wrapped step came after
@@ -96,7 +99,7 @@ class StepCorrection:
         self._report.warn_of_quality(f"{name} adds noise at its steps: {reused}; {INSTEAD}")
 
     def _copied(self, scheduler: Any) -> None:
-        if self._copies():
+        if self._loop() == "pipeline":
             self._wrap(scheduler)
 
     @property
@@ -130,7 +133,7 @@ class StepCorrection:
     def _last(self) -> StepRecord | None:
         """The last call, if it is of a generation with skipped steps that is not over."""
         last = self._report.steps[-1] if self._report.steps else None
-        if last is None or last is self._over or last.plan is None:
+        if last is None or last is self._over or last.plan is None or self._loop() == "unknown":
             return None
         return last if last.plan.schedule.skips_any else None
 

@@ -216,9 +216,9 @@ class Session:
         if changed is not None:
             self._drop(context.branch)
         action = plan.taken(context.step, branch.recorded)
-        caching = generation.caching and why_not_cached is None and context.placed
+        caching = generation.caching and why_not_cached is None
         left_alone = generation.caching and why_not_cached and action is not Action.SKIP
-        if left_alone or not context.placed:
+        if left_alone:
             action = Action.DENSE
         if action is Action.REFRESH:
             branch.refreshed_at = context.step
@@ -344,7 +344,7 @@ class Session:
                 over = is_last_branch or other.last_step < context.step - 1
                 if other is branch or (over and other.recorded is not None):
                     self._finish(name)
-        elif plan.schedule.skips_any and record.action is not Action.SKIP and context.placed:
+        elif plan.schedule.skips_any and record.action is not Action.SKIP:
             both = plan.schedule.forecasts_any
             generation.held.hold(context.branch, context.time, output, both=both)
         self.state = None

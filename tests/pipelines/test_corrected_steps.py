@@ -185,6 +185,6 @@ def test_how_a_step_of_two_branches_came_about(taken, kind):
     plan = SimpleNamespace(corrects_any=True, schedule=SimpleNamespace(skips_any=True))
     for branch, action in zip(("cond", "uncond"), taken, strict=True):
         report.steps.append(StepRecord(3, 9, branch, Action(action), generation=1, plan=plan))
-    made = StepCorrection(report, lambda: False)._corrected_origin()
+    made = StepCorrection(report, lambda: "generation")._corrected_origin()
     assert (None if made is None else made.kind) == kind
     assert made is None or (made.step, made.branches) == (3, {"cond", "uncond"})
