@@ -63,6 +63,7 @@ class ModelLayout:
 
     @property
     def layers(self) -> int:
+        """Layers of all kinds."""
         return sum(kind.layers for kind in self.kinds)
 
     def kind(self, layer: int) -> LayerKind:
@@ -76,6 +77,7 @@ class ModelLayout:
 
     @property
     def channels(self) -> int:
+        """Channels of all heads, on all processes."""
         return self.heads * self.head_dim
 
     @property
@@ -102,6 +104,7 @@ class ModelLayout:
 
     @property
     def own_attention_channels(self) -> int:
+        """Channels of this process's heads."""
         return self.own.heads * self.head_dim
 
     def mlp_tokens(self, layer: int) -> int:
@@ -111,6 +114,7 @@ class ModelLayout:
 
     @cached_property
     def grid_tokens(self) -> int:
+        """Video or image tokens per sample, of all processes."""
         return sum(math.prod(grid) for grid in self.grids)
 
     @property
@@ -121,4 +125,5 @@ class ModelLayout:
 
     @property
     def tokens(self) -> int:
+        """Tokens per sample in the whole sequence: rows and columns of full attention."""
         return self.grid_tokens + self.text_tokens

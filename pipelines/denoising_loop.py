@@ -87,6 +87,7 @@ class DenoisingLoop:
         return self._not_corrected is None
 
     def note_uncorrected(self, step: int | None = None) -> None:
+        """Note why the last skipped steps are not corrected, if so, before this step or the end."""
         self.correction.note_uncorrected(self._not_corrected, step)
 
     @property
@@ -237,12 +238,14 @@ class ModularLoop(DenoisingLoop):
         return False
 
     def branch(self) -> str | None:
+        """The first of the guider's inputs that has no prediction yet; None without a guider."""
         for batch in self._batches:
             if not hasattr(batch, "noise_pred"):
                 return str(getattr(batch, BaseGuidance._identifier_key))
         return None
 
     def timestep(self) -> float | None:
+        """The timestep of the running block; None outside of it."""
         return None if self._timestep is None else float(torch.as_tensor(self._timestep))
 
     def why_not_cached(self, model: torch.nn.Module) -> str | None:
@@ -250,6 +253,7 @@ class ModularLoop(DenoisingLoop):
         return why_not_cached(model)
 
     def branches(self) -> int:
+        """The inputs that the guider made for this step, one at least."""
         return max(1, len(self._batches))
 
 
