@@ -272,6 +272,7 @@ class Steps:
         self._backend = "_native_cudnn" if device.type == "cuda" else "native"
 
     def records(self, configs: dict[str, SparsityConfig]) -> list[Record]:
+        """The record of each config; configs of the same steps are measured once."""
         measured: dict[SparsityConfig, Timed] = {}
         with attention_backend(self._transformer, self._backend):
             step_ms, expected = self._stock()

@@ -73,7 +73,8 @@ class Handle:
         ...         velocity = pipe.transformer(latents, timestep=t.expand(1), ...)[0]
         ...         latents = pipe.scheduler.step(velocity, t, latents)[0]
 
-        A call at a timestep that the scheduler does not have next runs dense.
+        A call at a timestep that the scheduler does not have next runs dense, and so do the later
+        ones. Without this method, every call of such a loop runs as without chipsparse.
 
         Args:
             scheduler: the scheduler of the loop, with its timesteps set; by default the pipeline's.
@@ -211,7 +212,8 @@ def enable(
 
     Warns:
         DenseWarning: once, at the first generation in which nothing is sparse or skipped although
-            the config asks for it; with ``strict`` that is a `FallbackError`.
+            the config asks for it, or at the first call from an unknown loop (see
+            `Handle.generation`); with ``strict`` that is a `FallbackError`.
     """
     _check_types(strict=strict, layer_times=layer_times, parallel=parallel)
     with _CHANGING:

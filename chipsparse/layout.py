@@ -76,6 +76,7 @@ class ModelLayout:
 
     @property
     def layers(self) -> int:
+        """Layers of all kinds."""
         return sum(kind.layers for kind in self.kinds)
 
     def kind(self, layer: int) -> LayerKind:
@@ -89,6 +90,7 @@ class ModelLayout:
 
     @property
     def channels(self) -> int:
+        """Channels of all heads, on all processes."""
         return self.heads * self.head_dim
 
     @property
@@ -115,6 +117,7 @@ class ModelLayout:
 
     @property
     def own_attention_channels(self) -> int:
+        """Channels of this process's heads."""
         return self.own.heads * self.head_dim
 
     def mlp_tokens(self, layer: int) -> int:
@@ -124,6 +127,7 @@ class ModelLayout:
 
     @cached_property
     def grid_tokens(self) -> int:
+        """Video or image tokens per sample, of all processes."""
         return sum(math.prod(grid) for grid in self.grids)
 
     @property
@@ -134,4 +138,5 @@ class ModelLayout:
 
     @property
     def tokens(self) -> int:
+        """Tokens per sample in the whole sequence: rows and columns of full attention."""
         return self.grid_tokens + self.text_tokens

@@ -53,10 +53,12 @@ class Rank(Ranks):
 
     @property
     def writes(self) -> bool:
+        """True where this process compares, prints and writes."""
         return self.rank == 0 and not self.starts
 
     @property
     def parallel(self) -> Parallel | None:
+        """The parallel sizes of a generation; None for one process."""
         return None if self.ranks == 1 else shared_by(self.ranks, self.guidance)
 
     def device(self, chosen: torch.device) -> torch.device:
@@ -83,6 +85,7 @@ class Rank(Ranks):
         return chosen if self.starts else torch.device("cuda", self.local_rank)
 
     def first(self, make: Callable[[], Value]) -> Value | None:
+        """Return the first process's value in all of them; its error ends the others' wait."""
         if self.peers is None:
             return make()
         try:
@@ -94,6 +97,7 @@ class Rank(Ranks):
         return shared
 
     def gather_fallbacks(self, report: GenerationReport | None) -> None:
+        """Add the other processes' fallbacks to the first one's report, with their ranks."""
         if self.peers is None or report is None:
             return
         for rank, sentences in enumerate(self.peers.gather(list(report.fallbacks))):

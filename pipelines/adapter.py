@@ -58,7 +58,7 @@ from chipsparse.pipelines.patches import TAG, Patches, WholePatched
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.pipelines.whole_model import check_whole
 from chipsparse.report.generation import StepRecord, StepTimer
-from chipsparse.report.nothing_sparse import NOTHING, dense_notes, wants_sparse
+from chipsparse.report.nothing_sparse import dense_notes, wants_sparse
 from chipsparse.skip.clean_samples import clean_bytes
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.correction import held_bytes
@@ -77,6 +77,8 @@ ADAPTER = "chipsparse_adapter"
 PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_flash")
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
+UNKNOWN_LOOP = "the loop is neither the enabled pipeline's own nor within handle.generation()"
+OTHER_TIMESTEP = "the scheduler of this generation does not have the timestep of this call next"
 # Arguments of models that leave out the attention of some layers, to guide by that.
 PASSES_OVER = "skip_layers", "spatio_temporal_guidance_blocks"
 # What `ModelState` names where the model computes something else: other modules, adapters (LoRA)
@@ -87,7 +89,8 @@ COMPUTES = re.compile(
 )
 UNREAD = "the pipeline's ControlNet runs at skipped steps too, which do not read its outputs"
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
-SAY_IT = f"{ENABLE_THERE}, or run the loop within handle.generation(scheduler)"
+NAME_THE_LOOP = f"{ENABLE_THERE}, or run the loop within handle.generation(scheduler)"
+NAME_THE_SCHEDULER = "give handle.generation() the scheduler that runs the loop"
 
 
 class PatchedTransformer(WholePatched):
@@ -115,8 +118,8 @@ class PatchedTransformer(WholePatched):
             adapter.named_position = outer
 
     def _reset_stateful_cache(self, *args: Any, **kwargs: Any) -> None:
-        """Called by pipelines when a generation is complete."""
-        self.chipsparse_adapter.finish_generation()
+        """Called by pipelines at the end: of another one in a callback, the generation goes on."""
+        self.chipsparse_adapter.pipeline_ended()
         reset = getattr(super(), "_reset_stateful_cache", None)  # not every model has caches
         if reset is not None:
             reset(*args, **kwargs)
@@ -225,6 +228,9 @@ class ModelAdapter(PatchedFamily):
             arguments = self.named(args, kwargs)
             model_call = functools.partial(forward, *args, **kwargs)
             self.session.report.in_call = self._loop.runs
+            unknown = self.why_unknown(arguments)
+            if unknown is not None:
+                return self._run_unknown(unknown, model_call)
             context = self._locate(arguments)
             for expert in self.other_experts:  # done with for this generation: free its caches
                 expert.reset()
@@ -272,8 +278,8 @@ class ModelAdapter(PatchedFamily):
         self._refuse_split("gradients are recorded; call it under torch.no_grad()")
         report = self.session.report
         record = None
-        if self._loop.runs:
-            arguments = self.named(args, kwargs)
+        arguments = self.named(args, kwargs)
+        if self._loop.runs and self.why_unknown(arguments) is None:
             report.in_call = True
             context = self._locate(arguments)
             record = StepRecord(
@@ -298,6 +304,18 @@ class ModelAdapter(PatchedFamily):
         call = LoggedCall(context.generation, context.step, context.branch, Action.DENSE)
         self._loop.log.append(call)
 
+    def _run_unknown(self, reason: str, model_call: Callable[[], Any]) -> Any:
+        """Run a call at no known step as without chipsparse, and leave the generation as it is."""
+        self._refuse_split(reason)
+        self.session.report.run_unknown(reason)
+        if self._loop.runs:  # the scheduler's next step is not made of the last recorded call
+            self._loop.note_uncorrected()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.attention_released())
+            for site in self.feed_forward_sites:
+                stack.enter_context(site.released())
+            return model_call()
+
     def _run_outside(
         self,
         context: StepContext,
@@ -314,7 +332,7 @@ class ModelAdapter(PatchedFamily):
             result = model_call()
         record.timer.stop()
         self._log_dense(context)
-        self._say_what_is_unknown(context)
+        self._say_whose_steps(context)
         return result
 
     @property
@@ -427,7 +445,7 @@ class ModelAdapter(PatchedFamily):
         if self.split is not None:
             self.split.check_same_calls(state, arguments, first=self.session.is_first_call)
         self._check_caches()
-        self._say_what_is_unknown(context)
+        self._say_whose_steps(context)
         for note in self.notes(arguments):
             self.session.report.note(note)
         if state.action is not Action.SKIP:
@@ -468,14 +486,25 @@ class ModelAdapter(PatchedFamily):
                 f"this {type(self.transformer).__name__} cannot run on several processes: {reason}",
             )
 
-    def _locate(self, arguments: dict[str, Any]) -> StepContext:
+    def why_unknown(self, arguments: dict[str, Any]) -> str | None:
+        """Return why the step of a call is not known, with what would help; None if it is."""
         loop = self._loop
-        named = self.named_position
 
         def read_in(schedule: Any) -> float:
             return self.scheduled_timestep(self.own_timestep(arguments), schedule)
 
         self._is_scheduled = loop.is_scheduled(read_in)
+        row, _ = self.row_of_loop()
+        if self._is_scheduled or self.named_position.get("step_index", row) is not None:
+            return None
+        if loop.kind == "unknown":
+            return f"{UNKNOWN_LOOP}, so its steps are not known; {NAME_THE_LOOP}"
+        return f"{OTHER_TIMESTEP}, so its step is not known; {NAME_THE_SCHEDULER}"
+
+    def _locate(self, arguments: dict[str, Any]) -> StepContext:
+        """Return the position of a call whose step is known; see `why_unknown`."""
+        loop = self._loop
+        named = self.named_position
         scheduler = loop.scheduler if self._is_scheduled else None
         check_scheduler(scheduler)
         schedule = getattr(scheduler, "timesteps", None)
@@ -485,7 +514,9 @@ class ModelAdapter(PatchedFamily):
 
         def read() -> float:
             timestep = loop.timestep()
-            return read_in(schedule) if timestep is None else timestep
+            if timestep is None:
+                return self.scheduled_timestep(self.own_timestep(arguments), schedule)
+            return timestep
 
         context = self._tracker.locate(
             branch=None if branch is None else branch.removeprefix(PREDICTION),
@@ -498,20 +529,18 @@ class ModelAdapter(PatchedFamily):
         loop.note_uncorrected(context.step)
         if not loop.correction.follows(loop.scheduler):
             loop.follow_schedulers()
-        return replace(context, placed=self._is_scheduled or step is not None)
+        return context
 
-    def _say_what_is_unknown(self, context: StepContext) -> None:
-        """Reports of a call that the scheduler does not run what is not known for this reason."""
+    def _say_whose_steps(self, context: StepContext) -> None:
+        """Report what a call that names its step, and not the scheduler, leaves unknown."""
         plan = self.session.plan
         report = self.session.report
         if self._is_scheduled or plan is None or not wants_sparse(plan.config):
             return
-        if not context.placed:
-            sentence = f"{OTHER_SCHEDULER}, so its step is not known; {SAY_IT}"
-            report.fall_back(f"calls run dense: {sentence}")
-            report.run_dense(f"{NOTHING}: {sentence}")
-        elif context.steps is None:
-            report.fall_back(f"{OTHER_SCHEDULER}, so the number of steps is not known; {SAY_IT}")
+        if context.steps is None:
+            report.fall_back(
+                f"{OTHER_SCHEDULER}, so the number of steps is not known; {NAME_THE_LOOP}",
+            )
         else:
             report.note(f"{OTHER_SCHEDULER}, so forecasts go by steps; {ENABLE_THERE}")
 
@@ -647,12 +676,18 @@ class ModelAdapter(PatchedFamily):
         """True if the pipeline makes both branches halves of a batch: guiders never do."""
         return self.guides_in_batch and self._loop.branches() is None
 
+    def pipeline_ended(self) -> None:
+        """End the generation, unless a pipeline in a callback ended: the one around it goes on."""
+        if not self._loop.is_suspended:
+            self.finish_generation()
+
     def reset(self) -> None:
-        """Forgets the generation in progress and frees its caches."""
+        """Forget the generation in progress and free its caches."""
         self._skip.reset()
         self.session.reset(stuck=self.team is not None and self.team.stuck)
 
     def finish_generation(self) -> None:
+        """End the generation: its caches are freed, and the next call starts another one."""
         self.reset()
         self._tracker.finish()
 

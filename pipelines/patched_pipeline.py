@@ -115,8 +115,8 @@ class PipelineCalls:
         return self._generation(self._loop.watched(arguments))
 
     def generation(self, scheduler: Any) -> contextlib.AbstractContextManager[None]:
-        """Like `around`, for a loop of the user's with a scheduler; None: that of the pipeline."""
-        return self._generation(self._loop.others(scheduler))
+        """Like `around`, for an explicit loop with a scheduler; None: that of the pipeline."""
+        return self._generation(self._loop.explicit(scheduler))
 
     @contextlib.contextmanager
     def _generation(self, loop: contextlib.AbstractContextManager[None]) -> Iterator[None]:
@@ -143,11 +143,11 @@ class PipelineCalls:
                 self._report.end_call(finished=finished)
 
     def outside(self, callback: Callable[..., Any]) -> Callable[..., Any]:
-        """A callback that may call other pipelines with the transformer: those have own loops."""
+        """A callback whose calls of the transformer belong to no step of the pipeline's loop."""
 
         @functools.wraps(callback)
         def called(*args: Any, **kwargs: Any) -> Any:
-            with self._loop.left():
+            with self._loop.suspended():
                 return callback(*args, **kwargs)
 
         return called

@@ -44,6 +44,8 @@ class SeparateLengths(ModelAdapter):
         self._samples = None
         distinct = list(dict.fromkeys(lengths or ()))
         together = len(distinct) < 2 or torch.is_grad_enabled()
+        if not together and self.split is None:
+            together = self.why_unknown(arguments) is not None
         if not together and self.split is None:  # the model masks them where nothing is sparse
             layout = self.layout(arguments)
             config = self.session.config_for(layout)

@@ -62,6 +62,7 @@ class HeadTurns:
         self._sent: list[Callable[[], None]] = []
 
     def receive(self) -> None:
+        """Take all outstanding receipts; the stream then waits for their copies."""
         with self._exchange.watch():
             while self._receipts:
                 self._receipts.popleft()()

@@ -216,7 +216,8 @@ class PlannedSteps:
 class GenerationReport:
     """The record of the current or last call of the pipeline, with all its sections.
 
-    Where a loop of another kind calls the transformer, it is that of one generation.
+    In an explicit loop (`Handle.generation`) it is that of one generation. Calls from other loops
+    have no records: a fallback says that they ran dense.
     """
 
     strict: InMemory[bool] = False  # a fallback raises `FallbackError`
@@ -319,6 +320,23 @@ class GenerationReport:
             self.nothing_sparse = sentence
             raise FallbackError(sentence)
         self._warn_of_nothing(sentence)
+
+    def run_unknown(self, sentence: str) -> None:
+        """Note and warn of a call at no known step, which runs dense without a record.
+
+        Raises:
+            FallbackError: if the run is strict.
+        """
+        if self.config is not None and not wants_sparse(self.config):
+            return
+        if self.in_call and not self._begun:
+            self.begin_call()
+        dense = f"calls run dense: {sentence}"
+        self.fall_back(dense)
+        if any(record.used_caches for record in self.steps):
+            self._warn(dense, DenseWarning)
+        else:
+            self._warn_of_nothing(f"{NOTHING}: {sentence}")
 
     def _warn_of_nothing(self, sentence: str) -> None:
         self.nothing_sparse = sentence

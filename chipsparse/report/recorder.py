@@ -37,6 +37,7 @@ class CallRecorder:
         self.reset()
 
     def reset(self) -> None:
+        """Forget the open call, and the backends and dense layers of the generation."""
         self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
         self._choices: dict[tuple[object, ...], Mapping[str, Choice]] = {}
         self._left: dict[LayerPart, str] = {}
@@ -44,6 +45,7 @@ class CallRecorder:
         self._behind: set[Part] = set()
 
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
+        """Open a call: its layers go into this record, and their plan into the report."""
         report = self._report
         report.plans[record.transformer] = record.plan = plan
         if report.device is None:
@@ -53,6 +55,7 @@ class CallRecorder:
 
     @property
     def left_dense(self) -> dict[LayerPart, str]:
+        """Why layers run dense in this generation or call, by layer and part."""
         return self._left | self._left_now
 
     def leave_dense(self, part: Part, reasons: Mapping[int, str], *, once: bool = False) -> None:

@@ -91,15 +91,19 @@ class _FollowedScheduler:
 class StepCorrection:
     """Wraps the steps of the schedulers of one enabled pipeline.
 
-    The scheduler of a pipeline with the same transformer is wrapped too, and that of a loop of the
-    user's. While `copies` is true, deep copies of a scheduler are wrapped: the pipeline makes them
-    for another kind of latents.
+    Steps of an unknown loop with one of these schedulers stay as they are. In the pipeline's own
+    loop deep copies of a scheduler are the pipeline's, for another kind of latents.
+
+    Args:
+        report: the report of the pipeline's transformers.
+        log: the finished calls of these transformers.
+        loop: gives the kind of the running loop: "pipeline", "generation" or "unknown".
     """
 
-    def __init__(self, report: Report, log: StepLog, copies: Callable[[], bool]) -> None:
+    def __init__(self, report: Report, log: StepLog, loop: Callable[[], str]) -> None:
         self._report = report
         self._log = log
-        self._copies = copies
+        self._loop = loop
         self._wanted: list[Any] = []
         self._followed: dict[int, _FollowedScheduler] = {}
         self._stepped: LoggedCall | None = None  # the last call that a wrapped step came after
@@ -125,7 +129,7 @@ class StepCorrection:
         )
 
     def _copied(self, scheduler: Any) -> None:
-        if self._copies():
+        if self._loop() == "pipeline":
             self._wrap(scheduler)
 
     @property
@@ -163,12 +167,14 @@ class StepCorrection:
     def _origin(self) -> StepOrigin | None:
         """Return the origin of a step's outputs; None if the generation skips no step."""
         last = self._log.last
-        return self._log.origin() if last is not None and last.skips_any else None
+        if last is None or not last.skips_any or self._loop() == "unknown":
+            return None
+        return self._log.origin()
 
     def _origin_to_correct(self) -> StepOrigin | None:
         """Return the origin of a step's outputs; None if the generation corrects no step."""
         last = self._log.last
-        if last is None or not last.corrects:
+        if last is None or not last.corrects or self._loop() == "unknown":
             return None
         self._stepped = last
         return self._log.origin()

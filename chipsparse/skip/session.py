@@ -114,7 +114,7 @@ class SkipSession:
         extrapolation = 0.0
         outputs = self._generation.outputs
         is_planned = _action(schedule, place.step) is Action.SKIP
-        if is_planned and place.placed and place.branch in outputs:
+        if is_planned and place.branch in outputs:
             fraction = schedule.forecast_share(place.step)
             if fraction:
                 extrapolation = fraction * outputs.reach(place.branch, place.time)
@@ -159,7 +159,7 @@ class SkipSession:
                 self.drop(name)
                 branches[name].conditions = None
             return tuple(finished)
-        if schedule.skips_any and not decision.is_skipped and place.placed:
+        if schedule.skips_any and not decision.is_skipped:
             both = schedule.forecasts_any
             self._generation.outputs.hold(place.branch, place.time, output, both=both)
         return ()

@@ -222,7 +222,7 @@ class SparseSession:
         branch = generation.branches.setdefault(place.branch, BranchState(plan))
         if decision.changed is not None:
             self._drop(place.branch)
-        can_cache = generation.caching and reading.why_not_cached is None and place.placed
+        can_cache = generation.caching and reading.why_not_cached is None
         action = self._action(decision, branch, reading)
         if action is Action.REFRESH:
             branch.refreshed_at = place.step
@@ -255,7 +255,7 @@ class SparseSession:
         if decision.is_skipped:
             return Action.SKIP
         is_left_alone = self._generation.caching and reading.why_not_cached is not None
-        if is_left_alone or not decision.place.placed:
+        if is_left_alone:
             return Action.DENSE
         return branch.action(decision.place.step)
 

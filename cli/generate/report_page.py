@@ -56,13 +56,16 @@ class Step:
 
     @property
     def finished(self) -> bool:
+        """False where a call of the step broke off."""
         return all(call.finished for call in self.calls)
 
     def layers(self, part: LayerPart) -> list[LayerRecord]:
+        """Return the records of one part in all calls of the step."""
         return [layer for call in self.calls for layer in call.layers if layer.part == part]
 
     @property
     def row(self) -> list[str]:
+        """The cells of the step in the table: action, time and computed shares."""
         is_skipped = self.action == "skip"
         how = [name for name in ("forecast", "corrected") if any(map(attrgetter(name), self.calls))]
         done = self.action if self.finished else f"{self.action}, broke off"

@@ -9,13 +9,10 @@ from typing import Any
 import torch
 
 from chipsparse.layout import Grid, LayerKind
-from chipsparse.pipelines.adapter import ENABLE_THERE
 from chipsparse.pipelines.families.wan import WanAdapter
 from chipsparse.pipelines.history import HistoryAdapter
 from chipsparse.pipelines.token_grids import frame_by_frame
 
-MOST_NOISE_OF_GIVEN = 60  # timestep of frames that a SkyReels V2 is given, at most
-WAITING = "calls run dense: blocks of frames wait for others, so their step is not known"
 MASKED = "the model masks later blocks of frames"
 
 
@@ -111,16 +108,6 @@ class SkyReelsV2Adapter(WanAdapter):
         if row.untyped_storage().nbytes() != rows * row.nbytes:  # no view of the matrix
             return None, None
         return row.storage_offset() // row.numel(), rows
-
-    def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """Also reports blocks of frames that wait in loops of others, which hide the step."""
-        levels = arguments["timestep"]
-        plan = self.session.plan
-        if self._loop.runs or plan is None or plan.is_dense() or levels.ndim == 1:
-            return super().notes(arguments)
-        if len(levels[levels > MOST_NOISE_OF_GIVEN].unique()) > 1:
-            self.session.report.fall_back(f"{WAITING}; {ENABLE_THERE}")
-        return super().notes(arguments)
 
     def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
         return MASKED if masks_frames(self._model.config) else None

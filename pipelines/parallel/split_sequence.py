@@ -52,6 +52,7 @@ class SplitSequence:
 
     @property
     def has_text(self) -> bool:
+        """True where this process's shard includes text tokens."""
         return self._cut.text[self.exchange.rank] > 0
 
     def own_grid(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -121,6 +122,7 @@ class CutAtEntry:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        """Run the block on this process's shard, if the adapter cuts at this block."""
         cut = vars(self).get(CUT)
         if cut is not None:
             hidden_states, encoder_hidden_states = cut(hidden_states, encoder_hidden_states)

@@ -72,6 +72,7 @@ class Arguments:
         )
 
     def call(self, forward: Callable[..., Any]) -> Any:
+        """Call a function with the arguments that the leaves form."""
         args, kwargs = pytree.tree_unflatten(self.leaves, self.form)
         return forward(*args, **kwargs)
 
@@ -107,6 +108,7 @@ class StepGraph:
     capture: CudaCapture  # runs it
 
     def fits(self, arguments: Arguments) -> bool:
+        """Return whether a replay with these arguments does what the model would do."""
         return arguments.are_like(self.inputs) and self.copied >= arguments.others(self.inputs)
 
     def run(self, arguments: Arguments) -> Any:

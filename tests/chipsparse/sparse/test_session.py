@@ -199,46 +199,6 @@ def test_no_conditions_are_kept_after_the_last_step():
     assert alive == [True] * 4 + [False]
 
 
-def outputs_around(actions, foreign):
-    """The outputs of each step; where asked, a call whose step is unknown comes before the last."""
-    session = Session(CONFIG.override({"schedule.actions": actions}), GenerationReport())
-    outputs = []
-    for step in range(len(actions)):
-        calls = [(step, True)]
-        if foreign and step == len(actions) - 1:
-            calls.insert(0, (99, False))
-        for seed, placed in calls:
-            context = StepContext(1, step, "cond", len(actions) + 1, placed=placed)
-            state = session.begin(context, LAYOUT, CPU)
-            tensors = torch.randn(3, 1, 2, 60, 8, generator=torch.Generator().manual_seed(seed))
-            if state.action is Action.SKIP:
-                output = session.skipped_output()
-            else:
-                output = attend(session, 0, *tensors)
-            session.end(output)
-            if placed:
-                outputs.append(output)
-            else:
-                assert state.action is Action.DENSE
-    return outputs, session.cache_bytes()
-
-
-@pytest.mark.parametrize(
-    "actions",
-    [
-        ["dense", "skip", "skip"],
-        ["dense", "refresh", "sparse", "skip"],
-        ["dense", "refresh", "sparse", "sparse"],
-        ["dense", "refresh"],
-    ],
-)
-def test_a_call_whose_step_is_unknown_changes_nothing_for_the_others(actions):
-    """It runs dense, and nothing of it is recorded or given again."""
-    (expected, nbytes), (found, others) = (outputs_around(actions, each) for each in (False, True))
-    assert sessions.equal(found, expected)
-    assert others == nbytes
-
-
 def masks_of(session, branch, layout):
     """Which columns of layer 0 are kept: those of the video, and those of the text."""
     kinds = frozenset({"columns"})
