@@ -82,9 +82,9 @@ class SplitSequence:
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
         # In the model's order [B, N, H, D], in which q, k and v come.
         states = tuple(part.transpose(1, 2)[:, front : front + own] for part in states)
-        turns = HeadTurns(self.exchange, states, self._cut)
-        output = turns.finish(
-            attend(state, turns.query, turns.key, turns.value, **options, turns=turns),
+        chunks = HeadTurns(self.exchange, states, self._cut)
+        output = chunks.finish(
+            attend(state, chunks.query, chunks.key, chunks.value, **options, chunks=chunks),
         )
         if not spare:
             return output

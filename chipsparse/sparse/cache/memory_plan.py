@@ -17,19 +17,17 @@ from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.placement import SLOTS, Capacity, PartNeed, Placement, Sizes, place
 from chipsparse.sparse.cache.tensors import (
-    CAPACITY_MULTIPLE,
     COLUMN_SUMS_BYTES,
-    KINDS,
-    LISTS_BYTES,
-    kept_kinds,
-    kind_bytes,
+    PLACED,
+    Kept,
+    kept_bytes,
+    placed_tensors,
     with_caches,
 )
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.sparse.plan import Action, SparsityPlan
 
 UNLIMITED = 1 << 62
-INDEX_BYTES = 4
 
 # Of a GPU's free memory, left to what others ask for later: kernels that are loaded, workspaces of
 # libraries, gaps between blocks of PyTorch's allocator (8 of 137 GiB were seen; segments that can
@@ -155,14 +153,12 @@ def cache_needs(
     dense: Collection[LayerPart] = (),
 ) -> list[PartNeed]:
     """Return the wish of each layer part for one branch, except for what is dense anyway."""
-    config = plan.config
-    layout = plan.layout
     needs = []
-    for layer in range(layout.layers):
-        sizes: dict[Part, dict[str, int]] = {
+    for layer in range(plan.layout.layers):
+        sizes: dict[Part, dict[Kept, int]] = {
             part: {
-                kind: kind_bytes(kind, layer, layout=layout, config=config, dtype=dtype)
-                for kind in kept_kinds(config, part)
+                kept: kept_bytes(kept, layer, plan=plan, dtype=dtype)
+                for kept in placed_tensors(plan.config, part)
             }
             for part in PARTS
             if plan.is_sparse(layer, part) and (layer, part) not in dense
@@ -176,10 +172,14 @@ def cache_needs(
 
 
 def _saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
-    """Return the floating-point operations that a sparse step of a part saves in one branch."""
+    """Return the floating-point operations that a sparse step of a part saves in one branch.
+
+    A dense part saves none.
+    """
     kept = plan.density(layer, part)
     layout = plan.layout
-    assert kept is not None
+    if kept is None:
+        return 0.0
     if part == "attention":
         whole = 4.0 * len(layout.query_rows) * layout.tokens * layout.own_attention_channels
     else:
@@ -224,8 +224,8 @@ def worth_moving(
 
 
 @dataclass(frozen=True)
-class KindBytes:
-    """The bytes of one kind of tensor, all layers and guidance branches together."""
+class KeptBytes:
+    """The bytes of one tensor of the table `Kept`, in all layers and guidance branches."""
 
     layer: Mapping[str, int]  # bytes in one layer of each kind of layer
     total: int  # bytes of all that are kept
@@ -234,24 +234,24 @@ class KindBytes:
     slots: int  # bytes on the device that those in host memory pass through
 
 
-def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindBytes]:
-    """The table of a plan, without the kinds that it keeps nowhere."""
+def bytes_by_tensor(memory: MemoryPlan, layout: ModelLayout) -> dict[Kept, KeptBytes]:
+    """The table of a plan, without the tensors that it keeps nowhere."""
     placement = memory.placement
     table = {}
-    slots = {kind: size for sizes in placement.slots.values() for kind, size in sizes.items()}
-    for kind in KINDS:
+    slots = {kept: size for sizes in placement.slots.values() for kept, size in sizes.items()}
+    for kept in PLACED:
         on_device, on_host = (
-            {layer: sizes[kind] for (layer, _), sizes in home.items() if kind in sizes}
+            {layer: sizes[kept] for (layer, _), sizes in home.items() if kept in sizes}
             for home in (placement.device, placement.host)
         )
         sizes = on_device | on_host
         if sizes:
-            table[kind] = KindBytes(
+            table[kept] = KeptBytes(
                 layer={layout.kind(layer).name: sizes[layer] for layer in sorted(sizes)},
                 total=memory.branches * sum(sizes.values()),
                 device=memory.branches * sum(on_device.values()),
                 host=memory.branches * sum(on_host.values()),
-                slots=SLOTS * slots.get(kind, 0),
+                slots=SLOTS * slots.get(kept, 0),
             )
     return table
 
@@ -297,12 +297,11 @@ def working_bytes(
     if sparse:
         blocks = block_count(len(layout.query_rows), config.block_size)
         sums = heads * blocks * tokens * min(dtype.itemsize, 4)
-        kept = max(plan.attention_keep_count(layer) for layer in sparse)
         attention += min(sums, COLUMN_SUMS_BYTES)
-        lists = heads * blocks * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
+        lists = max(kept_bytes(Kept.LISTS, layer, plan=plan, dtype=dtype) for layer in sparse)
         attention += lists
         attention += tokens
-        if lists <= LISTS_BYTES:
+        if Kept.LISTS.most_bytes is None or lists <= Kept.LISTS.most_bytes:
             resident += BRANCHES * layout.layers * lists
     return (1 + captured) * max(NORM_TENSORS * hidden, attention, mlp, gathered) + resident
 

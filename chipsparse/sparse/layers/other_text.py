@@ -28,12 +28,13 @@ def aligned(layout: ModelLayout, first: ModelLayout, config: SparsityConfig) -> 
     """
     if not config.attention.is_sparse or not layout.text_first or layout.exact_text:
         return layout
-    return replace(layout, rows_before=(first.text_tokens - layout.text_tokens) % config.block_size)
+    missing = (first.text_tokens - layout.text_tokens) % config.block_size
+    return replace(layout, padding_rows=missing)
 
 
-def with_rows_before(query: torch.Tensor, layout: ModelLayout) -> torch.Tensor:
+def with_padding_rows(query: torch.Tensor, layout: ModelLayout) -> torch.Tensor:
     """Return a query ``[B, H, N, D]`` behind rows of zeros, in the order of memory that it has."""
-    return F.pad(query.transpose(1, 2), (0, 0, 0, 0, layout.rows_before, 0)).transpose(1, 2)
+    return F.pad(query.transpose(1, 2), (0, 0, 0, 0, layout.padding_rows, 0)).transpose(1, 2)
 
 
 def fits(chosen: SparsityPlan, own: SparsityPlan, layer: int) -> bool:
@@ -47,7 +48,7 @@ def fits(chosen: SparsityPlan, own: SparsityPlan, layer: int) -> bool:
         return plan.attention_keep_count(layer) - plan.layout.text_tokens
 
     first, second = (
-        replace(plan.layout, text_tokens=0, share=None, rows_before=0) for plan in (chosen, own)
+        replace(plan.layout, text_tokens=0, share=None, padding_rows=0) for plan in (chosen, own)
     )
     if first != second:
         return False
