@@ -43,13 +43,13 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 NORM_TENSORS = 13
 ATTENTION_TENSORS = 9
 MLP_TENSORS = 7
-# Where processes share the tokens: q, k, v and output at all times, where others put them; around
-# attention q, k and v as they are sent and received; and behind the last block the tokens of all
-# processes, before and in the output norm with its float32 copies.
-WINDOW_TENSORS = 4
+# Where processes share the tokens: at all times receive buffers for q, k, v and output, which peers
+# write to; around attention q, k and v as they are sent and received; and after the last block the
+# tokens of all processes, before and in the output norm with its float32 copies.
+RECEIVE_BUFFERS = 4
 EXCHANGE_TENSORS = 6
 GATHERED_TENSORS = 8
-BRANCHES = 2  # guidance branches whose small lists of columns there is room for
+BRANCHES = 2  # guidance branches whose small index lists there is room for
 
 
 class BudgetError(ConfigError):
@@ -152,7 +152,7 @@ def cache_needs(
     dtype: torch.dtype,
     dense: Collection[LayerPart] = (),
 ) -> list[PartNeed]:
-    """Return the wish of each layer part for one branch, except for what is dense anyway."""
+    """Return what each sparse layer part wants to keep for one branch."""
     needs = []
     for layer in range(plan.layout.layers):
         sizes: dict[Part, dict[Kept, int]] = {
@@ -265,10 +265,10 @@ def working_bytes(
 ) -> int:
     """Return the estimated device memory of a transformer call besides weights and caches.
 
-    The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
-    of columns that small layers keep. The sparse calls of so many ``captured`` branches are CUDA
-    graphs with memory of their own. Feed-forward weights that are in FP8 are read in ``dtype``, one
-    layer's at a time.
+    They are the tensors of one block at its fullest, with the temporary ones of a refresh, and the
+    index lists of small layers. The sparse calls of ``captured`` branches are CUDA graphs with
+    memory of their own. Feed-forward weights that are in FP8 are read in ``dtype``, one layer's at
+    a time.
     """
     config = plan.config
     layout = plan.layout
@@ -288,7 +288,7 @@ def working_bytes(
     resident = 0
     gathered = 0
     if layout.share is not None:
-        resident = WINDOW_TENSORS * heads_side_by_side
+        resident = RECEIVE_BUFFERS * heads_side_by_side
         attention += EXCHANGE_TENSORS * heads_side_by_side
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
     if config.attention.in_fp8:
@@ -326,7 +326,7 @@ def available(
     *,
     working: int,  # bytes that a transformer call needs for itself
     pending: int = 0,  # bytes of weights that are yet to come to the device
-    promised: int = 0,  # bytes on the device that caches planned earlier will take yet
+    reserved: int = 0,  # bytes on the device that caches planned earlier will take yet
     held: int = 0,  # bytes that they have taken there
     taken: int = 0,  # bytes of ``working`` that are taken by now
     memory: HostMemory | None = None,  # that is ours already; what is spare of it is for caches
@@ -346,7 +346,7 @@ def available(
     if config.ram is not None:
         on_host = min(on_host, config.ram - memory.lent_bytes - (held if on_cpu else 0))
     if on_cpu:
-        on_host -= promised
+        on_host -= reserved
         if config.offload == "always":  # caches and slots take half each
             return Capacity(on_host // 2, on_host // 2)
         return Capacity(on_host, 0)
@@ -354,7 +354,7 @@ def available(
     free -= round(free * (reserve_share() if reserve is None else reserve))
     if config.vram is not None:
         free = min(free, config.vram - torch.cuda.memory_allocated(device))
-    on_device = free - working - pending - promised
+    on_device = free - working - pending - reserved
     return Capacity(on_device, 0 if config.offload == "never" else on_host)
 
 

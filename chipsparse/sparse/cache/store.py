@@ -55,7 +55,7 @@ class _Branch:
     def device_bytes(self) -> int:
         return sum(cache.nbytes() for cache in self.caches.values())
 
-    def promised_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Bytes that it will take on the device, and has not taken yet."""
         if self.finished:
             return 0
@@ -157,7 +157,7 @@ class CacheStore:
                 working=working,
                 pending=demand.pending_bytes,
                 taken=demand.window_bytes,
-                promised=sum(branch.promised_bytes() for branch in self._branches.values()),
+                reserved=sum(branch.reserved_bytes() for branch in self._branches.values()),
                 held=sum(branch.device_bytes() for branch in self._branches.values()),
                 memory=self._pool.host,
                 reserve=reserve,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import NamedTuple, Protocol, cast
+from typing import ClassVar, NamedTuple, Protocol, cast
 
 import torch
 
@@ -160,6 +160,9 @@ class Kept(Enum):
         self.changes_in_place = Action.SPARSE in declared.written
 
 
+PLACED = tuple(kept for kept in Kept if kept.is_placed)
+
+
 class IndexLists(NamedTuple):
     """The selected columns of every query block as lists; see `packed_to_indices`."""
 
@@ -174,13 +177,15 @@ class PartCache:
     Such a field is None where nothing was recorded, and while its tensor is in host memory.
     """
 
+    placed: ClassVar[tuple[Kept, ...]] = ()  # the part's rows of `PLACED`
+
     in_fp8: bool = False  # a refresh rounds the residual or the activations to e4m3
     refreshed_at: int = -1  # step of the last refresh; -1 before the first
 
     def recorded(self) -> dict[Kept, torch.Tensor]:
         """Return the placed tensors that are on the device, in the table's order."""
         fields = vars(self)
-        return {kept: fields[kept.field] for kept in PLACED if fields.get(kept.field) is not None}
+        return {kept: fields[kept.field] for kept in self.placed if fields[kept.field] is not None}
 
     def put(self, tensors: Mapping[Kept, torch.Tensor]) -> None:
         """Set the fields of these tensors."""
@@ -189,9 +194,6 @@ class PartCache:
     def clear(self, tensors: Mapping[Kept, torch.Tensor]) -> None:
         """Set the fields of these tensors to None."""
         vars(self).update(dict.fromkeys(kept.field for kept in tensors))
-
-
-PLACED = tuple(kept for kept in Kept if kept.is_placed)
 
 
 class RefreshedAttention(Protocol):
@@ -208,6 +210,8 @@ class RefreshedAttention(Protocol):
 @dataclass(eq=False)
 class AttentionCache(PartCache):
     """The memory of self-attention between dense, refresh and sparse steps."""
+
+    placed = tuple(kept for kept in PLACED if kept.part == "attention")
 
     # Log-sum-exp of the last dense or refresh step, float32 `[B, H, N]`.
     lse: torch.Tensor | None = None
@@ -256,6 +260,8 @@ class RefreshedMLP(Protocol):
 @dataclass(eq=False)
 class MLPCache(PartCache):
     """The memory of a feed-forward layer between steps."""
+
+    placed = tuple(kept for kept in PLACED if kept.part == "mlp")
 
     # Mean pre-activation of a token block when its neuron was last computed, float32 `[B, G, F]`.
     mean: torch.Tensor | None = None

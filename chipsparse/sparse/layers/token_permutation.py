@@ -1,8 +1,8 @@
-"""Tile order: video or image tokens regrouped into 3D tiles, which makes query blocks compact.
+"""Token permutation: video or image tokens by 3D tiles, which makes query blocks compact.
 
 A block of consecutive rows in raster order is a thin line of the image; its tokens attend to
-different places. A tile (a few frames, rows and columns) attends to much the same columns, so one
-column list serves all its rows.
+different positions. A tile (a few frames, rows and columns) attends to much the same columns, so
+one index list serves all its rows.
 """
 
 from __future__ import annotations

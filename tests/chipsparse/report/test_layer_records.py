@@ -80,9 +80,8 @@ def test_bytes_of_each_layer_are_those_of_the_plan():
         for entry in record.layers:
             expected = placement.moved(session.config, entry.layer, entry.part, record.action)
             if (entry.part, entry.action, record.branch) == ("attention", Action.REFRESH, "uncond"):
-                columns = held[entry.layer, "attention"][
-                    Kept.COLUMNS
-                ]  # which the other branch chose
+                # Columns that the other branch chose.
+                columns = held[entry.layer, "attention"][Kept.COLUMNS]
                 expected = expected[0] + columns, expected[1]
             assert (entry.bytes_to_device, entry.bytes_to_host) == expected
             taken.add(record.action)

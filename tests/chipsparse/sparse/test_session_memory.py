@@ -210,9 +210,9 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_another_generation(
     layouts = {"cond": layout_of(text_tokens=7), "uncond": layout_of()}
     free = share * wanted(layout=layouts["cond"])
 
-    def available(*args, promised, held, reserve=None, **kwargs):
+    def available(*args, reserved, held, reserve=None, **kwargs):
         left = free - held
-        return Capacity(int(left - left * (0.06 if reserve is None else reserve) - promised), 0)
+        return Capacity(int(left - left * (0.06 if reserve is None else reserve) - reserved), 0)
 
     with_available(monkeypatch, available)
     session = session_with()
@@ -256,8 +256,8 @@ def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
     plan = SparsityPlan(config, layout_of(), len(sessions.ACTIONS))
     told = []
 
-    def available(*args, working, promised, held, **kwargs):
-        told.append((working, promised, held))
+    def available(*args, working, reserved, held, **kwargs):
+        told.append((working, reserved, held))
         return Capacity(1 << 40, 0)
 
     monkeypatch.setattr(chipsparse.sparse.cache.store, "available", available)
@@ -288,8 +288,8 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
         slots = SLOTS * sum(sum(sizes.values()) for sizes in session._pool.slots.values())
         return session.cache_bytes() - session._pool.stored_bytes + slots
 
-    def available(*args, promised, **kwargs):
-        return Capacity(device - on_device() - promised, host - memory.lent_bytes)
+    def available(*args, reserved, **kwargs):
+        return Capacity(device - on_device() - reserved, host - memory.lent_bytes)
 
     with_available(monkeypatch, available)
     for step in range(5):
