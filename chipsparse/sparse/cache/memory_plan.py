@@ -1,4 +1,4 @@
-"""The memory plan of a generation, made from its sizes and budgets before the first step."""
+"""The memory plan of a generation, from its sizes and budgets, before the first step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GAPLESS = "expandable_segments:true"
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 # Tensors as large as the hidden states that a transformer block holds at once: in a norm with its
-# float32 copies, around attention, and around the MLP, there beside its neurons once per linear.
+# float32 copies, around attention, and around the MLP, there with its neurons once per linear.
 # Peaks of uncompiled Wan and FLUX blocks on a GPU are 5 to 40 % lower (benchmarks/notes/memory.md).
 NORM_TENSORS = 13
 ATTENTION_TENSORS = 9
@@ -63,7 +63,7 @@ class MemoryDemand:
     dtype: torch.dtype = torch.float32  # of the hidden states
     branches: int = 1  # guidance branches that the generation is known to have
     pending_bytes: int = 0  # of weights that come to the device in a call, less those that leave
-    window_bytes: int = field(default=0, compare=False)  # `working_bytes` that are taken by now
+    receive_bytes: int = field(default=0, compare=False)  # of `working_bytes`, taken by now
     dense: frozenset[LayerPart] = frozenset()  # parts that cannot run sparse and keep nothing
     # Layers whose feed-forward weights are in FP8, and what their linears round.
     fp8_mlps: Mapping[int, Fp8Form] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class MemoryPlan:
     """The homes of the caches of a branch, and the figures behind the decision."""
 
     placement: Placement  # the decision, the same for all branches
-    branches: int  # guidance branches that it was made for
+    branches: int  # guidance branches that share the capacity
     capacity: Capacity  # what there was
     wanted: int  # bytes of all that the config wants kept, for all branches
     lost: float = 0.0  # work that sparse steps would save in what is recomputed
@@ -85,10 +85,12 @@ class MemoryPlan:
 
     @property
     def device_bytes(self) -> int:
+        """Bytes on the device, slots included, of all branches."""
         return self.branches * self.placement.device_bytes + self.placement.slot_bytes
 
     @property
     def host_bytes(self) -> int:
+        """Bytes in host memory, of all branches."""
         return self.branches * self.placement.host_bytes
 
     @property
@@ -97,6 +99,7 @@ class MemoryPlan:
         return bool(self.placement.host or self.placement.dense)
 
     def fits(self, capacity: Capacity) -> bool:
+        """Return True where the plan stays within a capacity."""
         return self.device_bytes <= capacity.device and self.host_bytes <= capacity.host
 
     def check(self) -> None:
@@ -230,7 +233,7 @@ class KeptBytes:
     layer: Mapping[str, int]  # bytes in one layer of each kind of layer
     total: int  # bytes of all that are kept
     device: int  # how many of them are on the device
-    host: int  # how many of them are in host memory beside it
+    host: int  # how many of them are in host memory
     slots: int  # bytes on the device that those in host memory pass through
 
 
@@ -327,7 +330,7 @@ def available(
     working: int,  # bytes that a transformer call needs for itself
     pending: int = 0,  # bytes of weights that are yet to come to the device
     reserved: int = 0,  # bytes on the device that caches planned earlier will take yet
-    held: int = 0,  # bytes that they have taken there
+    held: int = 0,  # bytes that they take there by now
     taken: int = 0,  # bytes of ``working`` that are taken by now
     memory: HostMemory | None = None,  # that is ours already; what is spare of it is for caches
     reserve: float | None = None,  # of the device's free memory; by default `reserve_share`

@@ -164,6 +164,7 @@ class OffloadPool:
         self.host.leave()
 
     def close(self) -> None:
+        """Forget all tensors, and give host memory back to the system."""
         self.reset()
         self.host.free_spare()
 

@@ -1,7 +1,7 @@
 """The home of every layer's caches: the device, host memory, or nowhere.
 
 A pure decision from byte counts and two capacities. The cache of a layer's part (attention or MLP)
-lives in one place as a whole. Caches on the host pass through two slots per part on the device. A
+has one home as a whole. Caches on the host pass through two slots per part on the device. A
 part that fits nowhere runs dense at every step. The parts that save most work per byte are placed
 first, and of equal ones the later layers: the first attend most evenly, so their columns hold the
 least softmax mass (benchmarks/results/captured_mass_h200.json).
@@ -44,7 +44,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class PartNeed:
-    """The wish of one layer part."""
+    """The tensors that one layer part wants to keep, and what that saves."""
 
     layer: int
     part: Part
@@ -54,10 +54,12 @@ class PartNeed:
 
     @property
     def key(self) -> LayerPart:
+        """The layer and part."""
         return self.layer, self.part
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all its tensors."""
         return sum(self.sizes.values())
 
 
@@ -79,14 +81,17 @@ class Placement:
 
     @property
     def slot_bytes(self) -> int:
+        """Bytes of all slots, which branches share."""
         return SLOTS * _total(self.slots)
 
     @property
     def device_bytes(self) -> int:
+        """Bytes on the device of one branch, without slots."""
         return _total(self.device)
 
     @property
     def host_bytes(self) -> int:
+        """Bytes in host memory of one branch."""
         return _total(self.host)
 
     def moved(

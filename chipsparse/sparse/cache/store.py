@@ -156,7 +156,7 @@ class CacheStore:
                 device,
                 working=working,
                 pending=demand.pending_bytes,
-                taken=demand.window_bytes,
+                taken=demand.receive_bytes,
                 reserved=sum(branch.reserved_bytes() for branch in self._branches.values()),
                 held=sum(branch.device_bytes() for branch in self._branches.values()),
                 memory=self._pool.host,

@@ -221,8 +221,7 @@ class AttentionCache(PartCache):
     residual: torch.Tensor | None = None
     # (e4m3) by which its rows are multiplied, float32 `[B, H, N]`.
     residual_scale: torch.Tensor | None = None
-    # The selected columns as lists, where they are small; else they are made of `columns` at every
-    # step.
+    # The selected columns as lists, where they are small; else every step makes them of `columns`.
     lists: IndexLists | None = None
     # Entries of an index list. The host knows them from the refresh, so that no sparse step need
     # wait for the device.

@@ -27,7 +27,7 @@ from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.mask_packing import packed_to_indices
-from chipsparse.parallel.head_turns import HeadTurns
+from chipsparse.parallel.head_chunks import HeadChunks
 from chipsparse.report.generation import LayerRecord
 from chipsparse.sparse.cache.tensors import (
     COLUMN_SUMS_BYTES,
@@ -88,7 +88,7 @@ class AttentionLayer:
         *,
         scale: float | None,  # factor of the scores, None for `D ** -0.5`
         unpatched: Unpatched,  # attention as the model would compute it without chipsparse
-        chunks: HeadTurns | None = None,  # brings the tensors; only sizes are known before
+        chunks: HeadChunks | None = None,  # brings the tensors; only sizes are known before
     ) -> torch.Tensor:
         """Attention as the open call wants it."""
         shared = self._shared
@@ -216,7 +216,7 @@ class AttentionLayer:
                 shared.config.block_size,
                 budget.static_columns,
             )
-        # Room for the columns of the other, with this branch's text in the place of the other's.
+        # Room for the other's columns, with this branch's text instead of the other's.
         most = last.most_columns - last.plan.layout.text_tokens + budget.static_count
         budget = replace(budget, keep_count=most)
         if budget.capacity is not None:
@@ -471,7 +471,7 @@ def sparse_step(
 def _with_means(call: ColumnSparseAttention, config: SparsityConfig) -> ColumnSparseAttention:
     """The new call, given the mean columns of its keys and values where the config wants them.
 
-    Lists with room for every column have none, so that attention which keeps all of them is exact.
+    There are none where lists have room for every column: attention to all of them is exact.
     """
     if config.attention.delta_rule == "means" and call.indices.shape[3] < call.key.shape[2]:
         call.mean_key, call.mean_value = block_means(call.key), block_means(call.value)

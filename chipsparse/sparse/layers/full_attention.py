@@ -18,7 +18,7 @@ from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.fp8_quantization import Fp8Attention, fp8_quantization
 from chipsparse.layout import ModelLayout
-from chipsparse.parallel.head_turns import HeadTurns
+from chipsparse.parallel.head_chunks import HeadChunks
 from chipsparse.sparse.layers.other_text import with_padding_rows
 from chipsparse.sparse.layers.state import split_full_attention_rows
 
@@ -35,7 +35,7 @@ class AttentionInputs:
     kernels: FastestKernel | None = None  # chooses one for dense attention; None: PyTorch does
     # Brings query, key and value from other processes, some heads at a time; only their sizes are
     # known before `received`.
-    chunks: HeadTurns | None = None
+    chunks: HeadChunks | None = None
 
     def received(self) -> AttentionInputs:
         """The same with all heads here: waits for those that come in chunks."""

@@ -47,9 +47,7 @@ LSE = {Kept.LSE}
         pytest.param("attention", Action.DENSE, -1, set(), Action.DENSE, id="dense"),
         pytest.param("mlp", Action.SPARSE, 4, set(), Action.SPARSE, id="MLP, all there"),
         pytest.param("mlp", Action.SPARSE, 3, set(), Action.REFRESH, id="MLP, stale"),
-        pytest.param(
-            "mlp", Action.REFRESH, -1, set(), Action.REFRESH, id="MLP, first refresh"
-        ),
+        pytest.param("mlp", Action.REFRESH, -1, set(), Action.REFRESH, id="MLP, first refresh"),
         pytest.param("mlp", Action.DENSE, -1, set(), Action.DENSE, id="MLP, dense"),
     ],
 )
