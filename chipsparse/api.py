@@ -273,7 +273,7 @@ def _patch(
         session = SparseSession(
             handle.config,
             report,
-            OffloadPool(host, report.note),
+            OffloadPool(host, report.add),
             name,
             static_bits=static_bits,
             agreement=None if team is None else team.agreement,

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from chipsparse.parallel.peers import Peers
     from chipsparse.profiles.profile import Profile
-    from chipsparse.report.generation import GenerationReport
+    from chipsparse.reasons.calls import on_rank
+from chipsparse.report.generation import GenerationReport
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # How long the others wait for what the first process does alone, such as comparing long videos.
@@ -103,7 +104,7 @@ class Rank(Ranks):
         for rank, sentences in enumerate(self.peers.gather(list(report.fallbacks))):
             for sentence in sentences if self.writes else ():
                 if sentence not in report.fallbacks:
-                    report.fall_back(f"rank {rank}: {sentence}")
+                    report.add(on_rank(rank, sentence))
 
 
 # Which process this is.

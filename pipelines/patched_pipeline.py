@@ -20,7 +20,7 @@ from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import Patches, WholePatched
 from chipsparse.report.generation import GenerationReport
-from chipsparse.report.nothing_sparse import NOTHING
+from chipsparse.reasons import calls as reasons
 
 CALLS = "chipsparse_calls"
 CALLBACK = "callback_on_step_end"
@@ -166,16 +166,9 @@ class PipelineCalls:
         if not exchanged:
             return
         self._report.begin_call()
-        verb = "was" if len(exchanged) == 1 else "were"
-        sentence = (
-            f"the pipeline's {' and '.join(exchanged)} {verb} exchanged after enable(); call "
-            "chipsparse.enable(pipe, ...) again"
-        )
+        of_some, of_all = reasons.exchanged(exchanged)
         try:
-            if len(exchanged) == len(self._adapters):
-                self._report.run_dense(f"{NOTHING}: {sentence}")
-            else:
-                self._report.fall_back(f"a transformer runs dense: {sentence}")
+            self._report.add(of_all if len(exchanged) == len(self._adapters) else of_some)
         except FallbackError as error:
             self._report.fail(error)
             raise

@@ -20,6 +20,7 @@ ROOMS = (
     ("chipsparse.common",),
     ("chipsparse.layout",),
     ("chipsparse.config",),
+    ("chipsparse.reasons",),
     ("chipsparse.skip",),
     ("chipsparse.profiles",),
     ("chipsparse.tuning",),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from chipsparse.reasons.calls import not_corrected, sampler_adds_noise
+from chipsparse.reasons.reason import Reason
 from chipsparse.skip.clean_samples import NoisySteps, step_parameters
 from chipsparse.skip.correction import SOLVERS, CorrectedSteps, solver_class
 from chipsparse.skip.patched_step import Step, wrap_step
 from chipsparse.skip.step_log import LoggedCall, StepLog, StepOrigin
 
-INSTEAD = "a sampler without noise comes closer, as do more full steps"
 NOT_STEPPED = "the loop does not step its scheduler as pipelines do"
 
 
@@ -22,11 +23,8 @@ class Report(Protocol):
     def correct(self, steps: range, /) -> None:
         """Note that the skipped steps among these were corrected."""
 
-    def note(self, sentence: str, /) -> None:
-        """Note once what the user may want to know."""
-
-    def warn_of_quality(self, sentence: str, /) -> None:
-        """Note and warn of what makes the result worse than usual with its config."""
+    def add(self, reason: Reason, /) -> None:
+        """Note once what the user may want to know, and warn of what costs quality."""
 
 
 class _FollowedScheduler:
@@ -66,20 +64,10 @@ class _FollowedScheduler:
 
     def _note_noise(self, scheduler: Any, is_known: bool) -> None:
         """Say what skipped steps cost with a sampler that adds noise, and what would cost less."""
-        name = type(scheduler).__name__
         quality = self._report.quality
-        what = "this config" if quality is None else f"quality {quality}"
-        if is_known:
-            reused = (
-                f"skipped steps reuse the clean sample, and {what} comes out further from the "
-                "dense result than elsewhere"
-            )
-        else:
-            reused = (
-                "its clean sample is not known, so what skipped steps reuse points at noise that "
-                "is gone, and the result may be far from the dense one"
-            )
-        self._report.warn_of_quality(f"{name} adds noise at its steps: {reused}; {INSTEAD}")
+        config = "this config" if quality is None else f"quality {quality}"
+        name = type(scheduler).__name__
+        self._report.add(sampler_adds_noise(name, config=config, is_known=is_known))
 
     def drop(self) -> None:
         """Free what is kept over skipped steps."""
@@ -156,7 +144,7 @@ class StepCorrection:
             adds_noise = any(each.noisy.adds_noise for each in self._followed.values())
             stepped = self._stepped is last and located
             if last.wants_correction and not adds_noise and not stepped:
-                self._report.note(f"skipped steps are not corrected: {reason or NOT_STEPPED}")
+                self._report.add(not_corrected(reason or NOT_STEPPED))
         if step is None:
             self.follow(self._wanted)  # and no copies any more
             self._log.clear()

@@ -14,8 +14,10 @@ from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.parallel.agreement import Agreement
+from chipsparse.reasons.calls import branch_left_alone, conditions_changed
+from chipsparse.reasons.layers import dense_layers
+from chipsparse.reasons.reason import Level, Reason, note
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
-from chipsparse.report.nothing_sparse import dense_notes
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.skip.position import StepContext
 from chipsparse.skip.session import Decision
@@ -94,7 +96,7 @@ class _Generation:
     plan: SparsityPlan | None = None  # of the branch that was called last
     # Of the video or image tokens and its inverse, int64 [N]; None: unchanged.
     order: tuple[torch.Tensor, torch.Tensor] | None = None
-    all_dense: list[str] | None = None  # why no layer can run sparse, until it is said
+    all_dense: list[Reason] | None = None  # why no layer can run sparse, until it is said
     cached_bytes: tuple[int, int] = (0, 0)  # of the caches when last counted: all, and on the host
 
 
@@ -122,7 +124,7 @@ class SparseSession:
         self._decided: dict[tuple[Grid, ...], SparsityConfig] = {}  # by the video's or image's size
         self.report = report
         self.name = name
-        self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
+        self._pool = OffloadPool(HostMemory(), report.add) if pool is None else pool
         self._agreement = Agreement() if agreement is None else agreement
         self._caches = CacheStore(config, self._pool, report, self._agreement.capacity)
         self.recorder = CallRecorder(report)
@@ -292,22 +294,18 @@ class SparseSession:
         place = decision.place
         changed = decision.changed
         if changed is not None and record.action is not plan.step_action(place.step):
-            self.report.fall_back(
-                f"calls run in full where {changed} changes: what was kept before is not used",
-            )
+            self.report.add(conditions_changed(changed))
         is_left_alone = self._generation.caching and not decision.is_skipped
         if is_left_alone and reading.why_not_cached is not None:
-            self.report.fall_back(
-                f"calls of branch {place.branch} run dense: {reading.why_not_cached}",
-            )
+            self.report.add(branch_left_alone(place.branch, reading.why_not_cached))
         if decision.starts:
             self.report.look_ahead(plan, record)
             skipping = why_skipping(self.config, plan, self.masked)
             if skipping is not None:
-                self.report.note(skipping)
+                self.report.add(note("schedule.skipping", skipping))
         if branch.recorded is None:
-            for note in plan.notes(on_cpu=reading.device.type == "cpu"):
-                self.report.note(note)
+            for sentence in plan.notes(on_cpu=reading.device.type == "cpu"):
+                self.report.add(note("schedule.plan", sentence))
 
     def _new_generation(self, plan: SparsityPlan, device: torch.device) -> _Generation:
         caching = not plan.is_dense()
@@ -346,9 +344,9 @@ class SparseSession:
                 fp8_mlps=demand.fp8_mlps,
             )
             slower = slower_parts(times, rates)
-        notes = dense_notes(slower, plan.layout.layers)
-        for note in notes:
-            self.report.note(note)
+        notes = dense_layers("layers.slower", Level.NOTE, slower, plan.layout.layers)
+        for reason in notes:
+            self.report.add(reason)
         demand = replace(demand, dense=demand.dense | slower.keys())
         self._caches.admit(name, plan, device, demand)
         branch.dense = {**self._caches.dense(name), **slower, **plan.dense}
@@ -361,9 +359,9 @@ class SparseSession:
         notes = self._generation.all_dense
         self._generation.all_dense = None
         if notes is not None:
-            reasons = self.report.all_dense(*notes)
-            if reasons is not None:
-                self.report.run_dense(reasons)
+            reason = self.report.why_all_dense(notes)
+            if reason is not None:
+                self.report.add(reason)
 
     def end(self, device: torch.device) -> None:
         """Close the open call, of a model on this device."""

@@ -18,7 +18,7 @@ from chipsparse.cli.views.sections import ACTIONS, INK, SERIES, Chart, Section
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part as LayerPart
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, mean
-from chipsparse.report.nothing_sparse import NOTHING
+from chipsparse.reasons.reason import NOTHING_SPARSE
 
 if TYPE_CHECKING:
     from chipsparse.cli.generate.record import GenerationResult
@@ -189,7 +189,8 @@ def _head(
     elif done < asked:
         text = f"This generation was not finished: {done} of {asked} steps were."
         parts.append(view.Alert(text, "error"))
-    if report.nothing_sparse and not any(text.startswith(NOTHING) for text in request.warnings):
+    is_said = any(text.startswith(NOTHING_SPARSE) for text in request.warnings)
+    if report.nothing_sparse and not is_said:
         parts.append(view.Alert(report.nothing_sparse))
     parts += map(view.Alert, request.warnings)
     dense = result.dense

@@ -70,7 +70,7 @@ def test_no_stream_overtakes_another(copies, make, expected):
     pipe = tiny_wan_pipeline().to("cuda")
     with chipsparse.enable(pipe, ON_HOST) as handle:
         (adapter,) = handle._adapters
-        pool = make(HostMemory(), handle.report.fall_back, copies=copies)
+        pool = make(HostMemory(), handle.report.add, copies=copies)
         adapter.session._pool = adapter.session._caches._pool = pool
         for _ in range(2):
             assert torch.equal(WAN.generate(pipe), expected)

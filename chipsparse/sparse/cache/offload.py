@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 
 from chipsparse.config import Part
+from chipsparse.reasons.reason import Reason
 from chipsparse.report.recorder import Traffic
 from chipsparse.sparse.cache.copies import HostCopies, Mark, copies_for
 from chipsparse.sparse.cache.host_memory import HostBlock, HostMemory
@@ -98,7 +99,7 @@ class OffloadPool:
     def __init__(
         self,
         host: HostMemory,  # may be shared with other pools
-        notify: Callable[[str], None],  # gets a sentence about what is slower than planned
+        notify: Callable[[Reason], None],  # is told what is slower than planned
         *,
         copies: Callable[[torch.device], HostCopies] = copies_for,
     ) -> None:

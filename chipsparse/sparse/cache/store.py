@@ -15,8 +15,10 @@ from typing import Any, Literal, overload
 import torch
 
 from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
+from chipsparse.reasons.layers import dense_layers, in_branch
+from chipsparse.reasons.memory import caches_in_fp8, host_memory_refused
+from chipsparse.reasons.reason import Level
 from chipsparse.report.generation import GenerationReport
-from chipsparse.report.nothing_sparse import dense_notes
 from chipsparse.sparse.cache.memory_plan import (
     Capacity,
     MemoryDemand,
@@ -36,11 +38,6 @@ from chipsparse.sparse.cache.tensors import (
     with_caches,
 )
 from chipsparse.sparse.plan import Action, SparsityPlan
-
-IN_FP8 = (
-    "caches are in FP8, which takes half of the bytes: in full, some would go to host memory or "
-    "layers run dense (memory.cache_precision: full has it so)"
-)
 
 
 @dataclass(eq=False)
@@ -116,17 +113,15 @@ class CacheStore:
         try:
             self._pool.open({(branch, *key): sizes for key, sizes in hosted.items()}, device)
         except MemoryError as error:
-            self._report.note(
-                f"host memory for caches was refused ({error}): they stay on the device as far as "
-                "they fit, and the other layers run dense",
-            )
+            self._report.add(host_memory_refused(error))
             memory = self._plan(branch, plan, device, demand, host=False)
         self._branches[branch] = _Branch(plan, memory)
         if memory.in_fp8 and plan.config.memory.cache_precision == "auto":
-            self._report.note(IN_FP8)
-        of_branch = "" if first is None or memory == first.memory else f"in branch {branch}, "
-        for note in dense_notes(memory.placement.dense, plan.layout.layers):
-            self._report.fall_back(of_branch + note)
+            self._report.add(caches_in_fp8())
+        is_alike = first is None or memory == first.memory
+        dense = memory.placement.dense
+        for reason in dense_layers("memory.dense", Level.FALLBACK, dense, plan.layout.layers):
+            self._report.add(reason if is_alike else in_branch(reason, branch))
 
     def _plan(
         self,

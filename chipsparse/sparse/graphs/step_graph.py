@@ -25,6 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from chipsparse.common.errors import first_line
+from chipsparse.reasons.memory import capture_dropped, not_captured
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cache.tensors import Kept, PartCache
@@ -173,7 +174,7 @@ class StepGraphs:
         """Drops the captured calls, which do what the model did before."""
         self._not_captured_reason = UNKNOWN
         if self._graphs:
-            self._report.note(f"a captured sparse step was dropped: {what} changed")
+            self._report.add(capture_dropped(what))
         for branch in [*self._graphs, *self._last]:
             self.drop(branch)
 
@@ -232,7 +233,7 @@ class StepGraphs:
         return self._not_captured_reason is None
 
     def _note(self, reason: str) -> None:
-        self._report.note(f"sparse steps are not captured as a CUDA graph: {reason}")
+        self._report.add(not_captured(reason))
 
     def _graph_for(
         self,

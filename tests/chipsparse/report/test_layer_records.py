@@ -9,6 +9,7 @@ import torch
 
 import chipsparse
 from chipsparse.config import PARTS
+from chipsparse.reasons.reason import note
 from chipsparse.report.generation import GenerationReport, StepTimer
 from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache.placement import Placement
@@ -132,7 +133,7 @@ def test_to_dict():
     assert (empty["steps"], empty["transformers"], empty["device"]) == ([], {}, None)
     session = session_with(BUDGETS)
     generate(session, layout=layout_of(grid=(2, 4, 5)))
-    session.report.note("something")
+    session.report.add(note("of.a.test", "something"))
     data = session.report.to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert data["versions"]["chipsparse"] == chipsparse.__version__

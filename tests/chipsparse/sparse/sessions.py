@@ -126,7 +126,7 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
 
 def session_with(overrides=(), make_pool=OffloadPool, **options):
     report = GenerationReport()
-    pool = make_pool(HostMemory(), report.fall_back, **options)
+    pool = make_pool(HostMemory(), report.add, **options)
     return Session(CONFIG.override(dict(overrides)), report, pool)
 
 
