@@ -25,7 +25,7 @@ from chipsparse.pipelines.denoising_loop import (
 from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
-from chipsparse.pipelines.registry import ADAPTERS, adapter_class, find_adapter, why_refused
+from chipsparse.pipelines.registry import FAMILIES, family_of, find_family, why_refused
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
 from chipsparse.pipelines.whole_model import check_whole, why_wrapped
 from chipsparse.profiles.profile import (
@@ -216,7 +216,7 @@ def enable(
     _check_types(strict=strict, layer_times=layer_times, parallel=parallel)
     with _CHANGING:
         transformers = _find_transformers(pipe)
-    model_class = adapter_class(next(iter(transformers.values()))).transformer_class
+    model_class = family_of(next(iter(transformers.values()))).transformer_class
     config, quality = _resolve(pipe, config, quality, model_class, len(transformers))
     bits = None if static_columns is None else static_bits(static_columns)
     team = team_of(list(transformers.values()), parallel)  # waits for other processes
@@ -268,6 +268,7 @@ def _patch(
     tracker = PositionTracker()
     host = HostMemory()
     for name, transformer in transformers.items():
+        family = family_of(transformer)
         session = Session(
             handle.config,
             report,
@@ -275,9 +276,9 @@ def _patch(
             name,
             static_bits=static_bits,
             agreement=None if team is None else team.agreement,
-            masked=adapter_class(transformer).masked_parts,
+            masked=family.sparse.masked,
         )
-        adapter = adapter_class(transformer)(transformer, session, tracker, loop, team)
+        adapter = ModelAdapter(family, transformer, session, tracker, loop, team)
         handle._adapters.append(adapter)
     handle._patch(pipe, loop, transformers)
     for adapter in handle._adapters:
@@ -319,16 +320,16 @@ def _find_transformers(pipe: Any) -> dict[str, torch.nn.Module]:
     check_scheduler(getattr(pipe, "scheduler", None))
     for name, component in components.items():
         inner = getattr(component, "_orig_mod", component)
-        is_transformer = name.startswith("transformer") or find_adapter(inner) is not None
+        is_transformer = name.startswith("transformer") or find_family(inner) is not None
         if is_transformer and (inner is not component or is_compiled(inner)):
             raise ValueError(compiled_as_a_whole(name))
         if is_transformer and isinstance(component, torch.nn.Module):
             check_whole(name, component)
-        if is_transformer and find_adapter(inner) is None:
+        if is_transformer and find_family(inner) is None:
             reason = why_wrapped(name, component)
             if reason is not None:
                 raise ValueError(reason)
-    names = {id(item): name for name, item in components.items() if find_adapter(item) is not None}
+    names = {id(item): name for name, item in components.items() if find_family(item) is not None}
     if not names:
         raise _refusal(pipe, components)
     transformers = {name: components[name] for name in names.values()}
@@ -384,7 +385,7 @@ def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
     )
     return ValueError(
         f"{type(pipe).__name__} has no transformer that chipsparse supports "
-        f"({had or 'it has none'}); the command chipsparse models lists the {len(ADAPTERS)} "
+        f"({had or 'it has none'}); the command chipsparse models lists the {len(FAMILIES)} "
         "classes that have an adapter",
     )
 

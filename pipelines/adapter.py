@@ -1,7 +1,7 @@
 """The part of patching that all models share: position, tags, attention, restoring.
 
-A model's adapter names its modules and reads its sizes; everything that is changed on the model is
-changed through `Patches`, which takes all of it back.
+A `Family` names its modules, and the reader and the token order of its model serve its calls.
+Everything that is changed on the model is changed through `Patches`, which takes all of it back.
 
 The transformer gets another class at run time, a subclass of its own that wraps ``__call__``.
 Unlike a diffusers hook, which replaces the instance's ``forward``, this survives hooks that come
@@ -12,14 +12,16 @@ generation and restores the ``forward`` of an earlier time.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers.models import attention_dispatch
+from diffusers.models.modeling_utils import get_parameter_dtype
 
 from chipsparse.config import PARTS, Part
 from chipsparse.kernels.dense_attention import faster_than_the_library
@@ -31,7 +33,9 @@ from chipsparse.pipelines.bridge import (
     is_claimed,
     make_tag,
     register_runner,
+    tagging_hook,
 )
+from chipsparse.pipelines.call_reader import ENABLE_THERE
 from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
 from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks, hooks_of, why_caches_refused
 from chipsparse.pipelines.execution import (
@@ -41,6 +45,7 @@ from chipsparse.pipelines.execution import (
     execution_of,
     pending_bytes,
 )
+from chipsparse.pipelines.family import Family
 from chipsparse.pipelines.feed_forward import FeedForwardSite
 from chipsparse.pipelines.feed_forward_forms import (
     Form,
@@ -50,11 +55,11 @@ from chipsparse.pipelines.feed_forward_forms import (
 from chipsparse.pipelines.guidance_scales import GuidanceScales, scales_of
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.parallel.context_parallel import take_off
-from chipsparse.pipelines.parallel.guidance import GuidanceSplit
+from chipsparse.pipelines.parallel.guidance import GuidanceSplit, output_of, wrapped
 from chipsparse.pipelines.parallel.split_sequence import CUT, CutAtEntry
 from chipsparse.pipelines.parallel.team import Team
-from chipsparse.pipelines.patched_family import PatchedFamily
 from chipsparse.pipelines.patches import TAG, Patches, WholePatched
+from chipsparse.pipelines.separate_lengths import SeparateLengths
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.pipelines.whole_model import check_whole
 from chipsparse.report.generation import StepRecord, StepTimer
@@ -84,7 +89,6 @@ COMPUTES = re.compile(
     r"|\.processor\.scale\b|^_hf_peft_config_loaded$|^peft_config\b",
 )
 UNREAD = "the pipeline's ControlNet runs at skipped steps too, which do not read its outputs"
-ENABLE_THERE = "enable chipsparse on the pipeline that runs"
 SAY_IT = f"{ENABLE_THERE}, or run the loop within handle.generation(scheduler)"
 
 
@@ -129,11 +133,12 @@ class PatchedTransformer(WholePatched):
             super().reset_attention_backend()  # type: ignore[misc]
 
 
-class ModelAdapter(PatchedFamily):
+class ModelAdapter:
     """Patches one transformer and serves its layers; `remove` restores it bit for bit."""
 
     def __init__(
         self,
+        family: Family,
         transformer: torch.nn.Module,
         session: Session,
         tracker: PositionTracker,
@@ -141,17 +146,18 @@ class ModelAdapter(PatchedFamily):
         team: Team | None = None,
     ) -> None:
         check_undivided(transformer)
+        self.family = family
         self.transformer = transformer
         self.session = session
         self.team = team
         self.split = (
-            None if team is None else team.split(session.config, needs_text=self.needs_text)
+            None if team is None else team.split(session.config, needs_text=family.text.needed)
         )
-        self._refuse_split(self.why_not_split(self._model.config))
+        self._refuse_split(family.why_not_split(cast(Any, transformer).config))
         # The other processes that compute guidance branches.
         self._guidance_split: GuidanceSplit | None = None if team is None else team.guidance
         if self._guidance_split is not None:
-            self._refuse_sharing(self.why_guidance_stays())
+            self._refuse_sharing(family.why_guidance_stays())
         self.execution: Execution  # of the open call, or the last one
         self._executed_generation = 0
         self.named_position: dict[str, Any] = {}
@@ -173,28 +179,35 @@ class ModelAdapter(PatchedFamily):
         self._state: ModelState | None = None
         self._recomputed = 0  # times that the model became one that computes something else
         self._guidance_scales = GuidanceScales()
-        self._argument_names = forward_arguments(transformer)
+        self.reader = family.reader(family, transformer, session, self.split, loop)
+        self.tokens = family.tokens(self.reader, self._patches)
         number = register_runner(self)
         try:
-            self.feed_forward_sites = self.feed_forwards()  # a call may begin in another thread
+            # A call may begin in another thread.
+            self.feed_forward_sites = family.feed_forwards(transformer)
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
             for layer, module in enumerate(self.self_attentions()):
-                mixin = self.own_processors.get(type(module.processor).__name__)
+                mixin = family.attention.processors.get(type(module.processor).__name__)
                 if mixin is not None and not isinstance(module.processor, mixin):
                     self._patches.set_class(module.processor, mixin)
                 self._patches.set_attribute(module, TAG, make_tag(number, layer))
-                self.hook_attention(module)
+                if family.attention.tag == "mask":
+                    over_masks = family.attention.tags_over_masks
+                    hook = tagging_hook(forward_arguments(module), over_masks=over_masks)
+                    self._patches.add_hook(
+                        module.register_forward_pre_hook(hook, with_kwargs=True),
+                    )
             for layer, site in enumerate(self.feed_forward_sites):
                 site.patch(self._patches, make_tag(number, layer))
             take_off(transformer, self._patches)
-            if self.split is not None and self.cuts_at_blocks:
-                first, *others = getattr(transformer, self.block_list)
+            if self.split is not None and family.text.cut_at_blocks:
+                first, *others = getattr(transformer, family.modules.blocks[0])
                 for block in (first, *others):  # of one class, so that they share a graph
                     self._patches.set_class(block, CutAtEntry)
-                self._patches.set_attribute(first, CUT, self.cut_entering)
+                self._patches.set_attribute(first, CUT, self.tokens.cut_entering)
             self.claim_attention()
-            self.install_tile_order()
+            self.tokens.install()
         except BaseException:
             self.remove()
             raise
@@ -207,10 +220,28 @@ class ModelAdapter(PatchedFamily):
         if self.team is not None:
             self.team.close()
 
+    def self_attentions(self) -> list[Any]:
+        """Return the self-attention modules in layer order."""
+        return self.family.self_attentions(self.transformer)
+
     # One transformer call.
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Runs the transformer's own call, or one for each length of its prompts."""
+        reader = self.reader
+        if not isinstance(reader, SeparateLengths):
+            return self._call(forward, args, kwargs)
+        return reader.run(
+            functools.partial(self._call, forward),
+            args,
+            kwargs,
+            position=self.named_position,
+            is_guided=lambda: self._loop.branches() is None and self._is_guided(),
+        )
+
+    @torch.compiler.disable(recursive=False)
+    def _call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Runs the transformer's own call between `Session.begin` and `Session.end`."""
         with self._calling():
             if vars(self.transformer).get(ADAPTER) is not self:  # restored by another thread
@@ -219,7 +250,7 @@ class ModelAdapter(PatchedFamily):
                 return self._run_with_gradients(forward, args, kwargs)
             if is_compiled(self.transformer):
                 raise ValueError(compiled_as_a_whole(self.session.name))
-            arguments = self.named(args, kwargs)
+            arguments = self.reader.named(args, kwargs)
             model_call = functools.partial(forward, *args, **kwargs)
             self.session.report.in_call = self._loop.runs
             context = self._locate(arguments)
@@ -233,14 +264,13 @@ class ModelAdapter(PatchedFamily):
                         "scale above 1, or use Parallel(guidance=1)",
                     )
                 if not guidance.computes(context):
-                    return self.wrap_output(guidance.output(None), arguments)
+                    return wrapped(guidance.output(None), arguments)
             state = self._begin(context, arguments)
             if state is None:
                 result = self._run_outside(context, arguments, model_call)
             elif state.action is Action.SKIP:  # nothing of the model runs
-                output = self.session.skipped_output()
-                self.session.end(output)
-                result = self.wrap_output(output, arguments)
+                result = self.session.skipped_output()
+                self.session.end(result)
             else:
                 with self._dense_attention(arguments):
                     self.session.say_if_all_dense()
@@ -251,12 +281,12 @@ class ModelAdapter(PatchedFamily):
                         self._not_captured_reason,
                     )
                 ended = self._guidance_ended(context.generation)
-                self.session.end(self.held_output(result), is_last_branch=ended)
+                self.session.end(self.reader.repeated(result), is_last_branch=ended)
                 self._say_what_was_unseen(state, arguments)
                 self._keep_state()
             if guidance is None:
                 return result
-            return self.wrap_output(guidance.output(self.held_output(result)), arguments)
+            return wrapped(guidance.output(output_of(result)), arguments)
 
     def _run_with_gradients(
         self,
@@ -269,7 +299,7 @@ class ModelAdapter(PatchedFamily):
         report = self.session.report
         record = None
         if self._loop.runs:
-            arguments = self.named(args, kwargs)
+            arguments = self.reader.named(args, kwargs)
             report.in_call = True
             context = self._locate(arguments)
             record = StepRecord(
@@ -280,7 +310,7 @@ class ModelAdapter(PatchedFamily):
                 transformer=self.session.name,
             )
             report.begin(context.generation, record)
-            record.timer = StepTimer(self.latents(arguments).device)
+            record.timer = StepTimer(self.reader.latents(arguments).device)
         self._run_dense("gradients are recorded", "call the transformer under torch.no_grad()")
         result = forward(*args, **kwargs)
         if record is not None and isinstance(record.timer, StepTimer):
@@ -298,7 +328,9 @@ class ModelAdapter(PatchedFamily):
         record = StepRecord(context.step, context.steps, context.branch, Action.DENSE)
         self.session.report.begin(context.generation, record)
         record.timer = StepTimer(self.execution.device)
-        self.observe(context, arguments)
+        if self.reader.observe(context, arguments):
+            for site in self.feed_forward_sites:
+                site.run_as(None)
         # Compiled blocks would not run without tags.
         with self.attention_released(), uncompiled(self.transformer):
             result = model_call()
@@ -331,10 +363,6 @@ class ModelAdapter(PatchedFamily):
             finally:
                 self.is_calling = outer
 
-    def is_undisturbed(self) -> bool:
-        """Return whether nobody but the pipeline runs between the calls: see `DenoisingLoop`."""
-        return self._loop.is_undisturbed
-
     def called_outside(self) -> None:
         """Says of layers that compute while the transformer is not called: they run dense."""
         if wants_sparse(self.session.config):
@@ -350,12 +378,13 @@ class ModelAdapter(PatchedFamily):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
 
     def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
-        """Opens a call, on this process or with its share of it; None: see `knows`."""
+        """Opens a call, on this process or with its share of it; None: see `CallReader.knows`."""
         if context.generation != self._executed_generation:
             check_whole(self.session.name, self.transformer)
-        self._run_as(self._execution(self.latents(arguments)), context.generation)
-        if not self.knows(context, arguments):
+        self._run_as(self._execution(self.reader.latents(arguments)), context.generation)
+        if not self.reader.knows(context, arguments):
             return None
+        self._refuse_split(self.reader.why_whole(arguments))
         layout = self._guided_layout(arguments, context.generation)
         layout = layout if self.split is None else self.split.open(layout)
         changed = None if self._state is None else self._state.change()
@@ -370,8 +399,12 @@ class ModelAdapter(PatchedFamily):
         if self._guidance_split is None:
             scales = scales_of(self._loop.pipe, getattr(self._loop.pipe, "guider", None))
             switches = self._guidance_scales.switches(context.generation, context.step, scales)
-            changes = {"the model": self._recomputed, "guidance_scale": switches}
-            undisturbed = self.is_undisturbed()
+            changes = {
+                "the model": self._recomputed,
+                "guidance_scale": switches,
+                "return_dict": arguments.get("return_dict", True),
+            }
+            undisturbed = self._loop.is_undisturbed
             conditioning = Conditioning(arguments, changes, undisturbed=undisturbed)
         state = self.session.begin(
             context,
@@ -386,7 +419,7 @@ class ModelAdapter(PatchedFamily):
             self.split.check_same_calls(state, arguments, first=self.session.is_first_call)
         self._check_caches()
         self._say_what_is_unknown(context)
-        for note in self.notes(arguments):
+        for note in self.reader.notes(arguments):
             self.session.report.note(note)
         if state.action is not Action.SKIP:
             self._look_at_modules(changed)
@@ -431,13 +464,13 @@ class ModelAdapter(PatchedFamily):
         named = self.named_position
 
         def read_in(schedule: Any) -> float:
-            return self.scheduled_timestep(self.own_timestep(arguments), schedule)
+            return self.reader.scheduled_timestep(self.reader.own_timestep(arguments), schedule)
 
         self._is_scheduled = loop.is_scheduled(read_in)
         scheduler = loop.scheduler if self._is_scheduled else None
         check_scheduler(scheduler)
         schedule = getattr(scheduler, "timesteps", None)
-        row, rows = self.row_of_loop()
+        row, rows = self.reader.row_of_loop()
         step = named.get("step_index", row)
         branch = named.get("name") or loop.branch()
 
@@ -488,7 +521,7 @@ class ModelAdapter(PatchedFamily):
         The first call tells: some pipelines change the scale later and go on to compute both, and
         skip-layer guidance is a call of its own with the smaller batch.
         """
-        layout = self.layout(arguments)
+        layout = self.reader.layout(arguments)
         if self._guides_in_batch and generation != self._guided_generation:
             self._guided_generation = generation
             guided = self._is_guided() and layout.batch % 2 == 0
@@ -498,7 +531,11 @@ class ModelAdapter(PatchedFamily):
     def _execution(self, hidden: torch.Tensor) -> Execution:
         modules = self.self_attentions()
         weight = next((modules[0] if modules else self.transformer).parameters())
-        return execution_of(self.transformer, weight, hidden)
+        execution = execution_of(self.transformer, weight, hidden)
+        name = self.family.modules.dtype
+        if name == "" or execution.autocast:
+            return execution
+        return replace(execution, dtype=get_parameter_dtype(self.transformer.get_submodule(name)))
 
     def _run_as(self, execution: Execution, generation: int) -> None:
         """Notes how the call computes; where that changes in a generation, caches start anew."""
@@ -542,6 +579,9 @@ class ModelAdapter(PatchedFamily):
 
     def _not_captured_reason(self) -> str | None:
         """Return why sparse steps of a generation may not all do the same, or None."""
+        reason = self.reader.why_not_captured()
+        if reason is not None:
+            return reason
         if self.team is not None:
             return "several processes share it, and a replay would exchange nothing with them"
         if self.execution.autocast:
@@ -553,7 +593,7 @@ class ModelAdapter(PatchedFamily):
 
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
         execution = self.execution
-        all_dense = self.why_attention_is_dense(arguments) is not None
+        all_dense = self.reader.dense_because(arguments) is not None
         dense: set[tuple[int, Part]] = {
             (layer, "attention")
             for layer, module in enumerate(self.self_attentions())
@@ -570,7 +610,7 @@ class ModelAdapter(PatchedFamily):
             pending += autocast_bytes(self.transformer, execution.dtype)
         plan = self.session.plan
         if plan is not None and plan.schedule.skips_any:
-            latents = self.latents(arguments)
+            latents = self.reader.latents(arguments)
             corrected = held_bytes(self._loop.scheduler, latents) if plan.corrects_any else 0
             pending += max(corrected, clean_bytes(latents))
         return MemoryDemand(
@@ -585,25 +625,29 @@ class ModelAdapter(PatchedFamily):
 
     def branches(self) -> int:
         """Guidance branches that the generation is known to have on this process."""
+        if self.reader.branches is not None:
+            return self.reader.branches
         if self._guidance_split is not None:
             return 1
         if (branches := self._loop.branches()) is not None:
             return branches
-        guided = self._is_guided() and not self.guides_in_batch
-        return 1 + guided + self.further_branches((self._loop.arguments or {}).get)
+        guidance = self.family.guidance
+        guided = self._is_guided() and not guidance.in_batch
+        return 1 + guided + guidance.further_branches((self._loop.arguments or {}).get)
 
     def _is_guided(self) -> bool:
         """Return whether each step also computes without the prompt, as far as the loop tells."""
         branches = self._loop.branches()
         arguments = self._loop.arguments
         if branches is None:
-            return arguments is not None and self.is_guided(self._loop.pipe, arguments)
+            guidance = self.family.guidance
+            return arguments is not None and guidance.is_guided(self._loop.pipe, arguments)
         return branches > 1
 
     @property
     def _guides_in_batch(self) -> bool:
         """True if the pipeline makes both branches halves of a batch: guiders never do."""
-        return self.guides_in_batch and self._loop.branches() is None
+        return self.family.guidance.in_batch and self._loop.branches() is None
 
     def finish_generation(self) -> None:
         self.session.reset(stuck=self.team is not None and self.team.stuck)
@@ -612,7 +656,21 @@ class ModelAdapter(PatchedFamily):
     # Attention.
 
     def claim_attention(self) -> None:
-        """Leads self-attention that is dispatched to our backend, remembering the modules' own."""
+        """Leads self-attention that is dispatched to our backend, remembering the modules' own.
+
+        Where tags travel on processors, each module gets a copy of its processor, because several
+        modules may share one. Processors hand their ``_parallel_config`` to the backend as it is.
+        """
+        if self.family.attention.tag == "processor":
+            for module in self.self_attentions():
+                tagged = copy.copy(module.processor)
+                # It is undone, too: somebody may have kept the copy.
+                self._attention_patches.set_attribute(
+                    tagged,
+                    "_parallel_config",
+                    getattr(module, TAG),
+                )
+                self._attention_patches.replace_attribute(module, "processor", tagged)
         self._processors = [module.processor for module in self.self_attentions()]
         self._unpatched_backends = [
             getattr(processor, "_attention_backend", None) for processor in self._processors
@@ -636,8 +694,7 @@ class ModelAdapter(PatchedFamily):
 
     def attention(self, layer: int) -> LayerCall:
         """The self-attention of a layer, called as `AttentionLayer` is."""
-        attend = self.session.attention[layer]
-        return attend if self.split is None else functools.partial(self.split.attend, attend)
+        return self.tokens.around(self.session.attention[layer])
 
     def unpatched_attention(
         self,
@@ -663,10 +720,10 @@ class ModelAdapter(PatchedFamily):
             return False
         device = self.execution.device
         dtype = self.execution.dtype
-        if self.masks_text(arguments) and device.type == "cuda":
+        if self.reader.masks_text(arguments) and device.type == "cuda":
             return True
         is_faster = faster_than_the_library(device, dtype, layout.tokens, layout.head_dim)
-        return is_faster and not self.shares_keys
+        return is_faster and not self.family.attention.shares_keys
 
     # What runs dense although the config asks otherwise.
 
@@ -698,7 +755,7 @@ class ModelAdapter(PatchedFamily):
         then get q, k and v as compiled code lays them out for them, and the call costs what it does
         without chipsparse.
         """
-        reason = self.why_attention_is_dense(arguments)
+        reason = self.reader.dense_because(arguments)
         if self.split is not None:  # the exchange is ours, whatever the layers compute
             self._refuse_split(reason)
             return contextlib.nullcontext()
@@ -707,7 +764,7 @@ class ModelAdapter(PatchedFamily):
             reasons = dict.fromkeys(range(len(self._unpatched_backends)), reason)
             self.session.recorder.leave_dense("attention", reasons, once=True)
             self.session.report.fall_back(f"attention runs dense: {reason}")
-        elif self.session.attends and not self.needs_mask(arguments):
+        elif self.session.attends and not self.reader.needs_mask(arguments):
             return contextlib.nullcontext()
         return self.attention_released()
 

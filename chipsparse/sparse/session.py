@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from bitarray import frozenbitarray
@@ -18,7 +18,7 @@ from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.nothing_sparse import dense_notes
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.skip.conditions import Conditioning
-from chipsparse.skip.held_outputs import HeldOutputs
+from chipsparse.skip.outputs import HeldOutputs
 from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
@@ -196,6 +196,7 @@ class Session:
         budgets leave no room for the caches of a single layer, and `ValueError` for static columns
         of another number of tokens.
         """
+        self._device = device
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
         config = self.config_for(layout)
@@ -324,7 +325,7 @@ class Session:
             if reasons is not None:
                 self.report.run_dense(reasons)
 
-    def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
+    def end(self, output: Any, *, is_last_branch: bool = False) -> None:
         """Closes the call; no other branch is known to be called behind the last one."""
         state = self._open_call()
         generation = self._generation
@@ -336,7 +337,7 @@ class Session:
         self.recorder.end(self._pool.take_traffic())
         branch = generation.branches[context.branch]
         branch.recorded = recorded_after(record.action, branch.recorded)
-        self._count_memory(record, output.device)
+        self._count_memory(record, self._device)
         branch.last_step = context.step
         if context.steps is not None and context.step == context.steps - 1:
             for name, other in generation.branches.items():
@@ -376,7 +377,7 @@ class Session:
         generation.branches[branch].recorded = None
         generation.held.drop(branch)
 
-    def skipped_output(self) -> torch.Tensor:
+    def skipped_output(self) -> Any:
         """Return the output of a skipped call: its branch's last one, or a forecast from it."""
         state = self._open_call()
         held = self._generation.held

@@ -18,7 +18,7 @@ import chipsparse
 from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityConfig
 from chipsparse.common.tensor_writes import is_compared
 from chipsparse.pipelines.adapter import ADAPTER
-from chipsparse.pipelines.families.wan import WanAdapter
+from chipsparse.pipelines.families.wan import WAN
 from chipsparse.pipelines.patches import stock_class
 from chipsparse.profiles.profile import QUALITIES
 from tests.pipelines.changes import add_lora, at_step
@@ -306,7 +306,7 @@ def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
             assert torch.equal(looped(other, other.transformer), by_hand)
             assert handle.report.pipeline.transformers == {"transformer": model_class.__name__}
     with chipsparse.enable(other, quality="faithful") as handle:  # the profile is that of Wan, too
-        profile = chipsparse.find_profile(None, WanAdapter.transformer_class)
+        profile = chipsparse.find_profile(None, WAN.transformer_class)
         assert handle.config == profile.qualities["faithful"]
 
 

@@ -219,14 +219,14 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
         adapter = handle._adapters[-1]
         layouts = []
         texts = []
-        layout = adapter.layout
+        layout = adapter.reader.layout
 
         def look(arguments):
             layouts.append(layout(arguments))
             texts.append(arguments.get("encoder_hidden_states", torch.empty(0, 0)).shape[1])
             return layouts[-1]
 
-        adapter.layout = look
+        adapter.reader.layout = look
         found = generate(pipe, name, steps=steps)
     assert handle.report.actions()["sparse"] > 0
     recorded = [(entry.layer, entry.part) for entry in handle.report.steps[-1].layers]
@@ -235,7 +235,7 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
     assert_close(found, dense(name, steps=steps))
     space, _ = vae_factors(pipe.vae.config)
     frames = frame_chunks(pipe.vae.config).latents_of(family.call.get("num_frames", 1))
-    planned = adapter.planned_layout(
+    planned = adapter.family.planned_layout(
         adapter.transformer.config,
         latents=(frames, family.call["height"] // space, family.call["width"] // space),
         text_tokens=family.call.get("max_sequence_length", texts[0]),
@@ -435,7 +435,7 @@ def test_the_attention_backend_may_change_and_be_reset_while_enabled(name):
             assert adapter._unpatched_backends[0] is None
         with attention_backend("native"), chipsparse.enable(pipe, config):
             assert torch.equal(generate(pipe, name), stock)
-        if not adapter.own_processors:  # whose stock ones have no backend to set
+        if not adapter.family.attention.processors:  # whose stock ones have no backend to set
             other.transformer.set_attention_backend("_native_math")
             with chipsparse.enable(other, config):
                 assert torch.equal(generate(other, name), changed)

@@ -119,7 +119,7 @@ def test_padded_text_is_cut_and_not_masked(name, variant, monkeypatch):
     monkeypatch.setattr(
         ModelAdapter,
         "_has_faster_attention",
-        lambda self, _, call: self.masks_text(call),
+        lambda self, _, call: self.reader.masks_text(call),
     )
     cut, report = generated(pipe, name, SKIPS, variant)
     assert report.fallbacks == []

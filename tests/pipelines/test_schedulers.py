@@ -62,12 +62,13 @@ def test_timesteps_are_read_as_pipelines_round_them(name, scale, dtypes):
     pipe = FAMILIES[name].make()
     with chipsparse.enable(pipe, SPARSE) as handle:
         (adapter,) = handle._adapters
+        reader = adapter.reader
         pipe.scheduler.set_timesteps(12)
         schedule = pipe.scheduler.timesteps
         for dtype in dtypes:
             for value in schedule:
                 called = (value.expand(2).to(dtype) / scale).to(dtype)
-                assert adapter.scheduled_timestep(called, schedule) == float(value)
-        own = adapter.scheduled_timestep(torch.tensor([0.5]), None)
+                assert reader.scheduled_timestep(called, schedule) == float(value)
+        own = reader.scheduled_timestep(torch.tensor([0.5]), None)
         # Without a schedule those that rise count down, as where they rise a generation begins.
         assert own == pytest.approx((-0.5 if name == "mochi" else 0.5) * scale)
