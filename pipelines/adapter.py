@@ -12,7 +12,6 @@ generation and restores the ``forward`` of an earlier time.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -26,15 +25,7 @@ from diffusers.models.modeling_utils import get_parameter_dtype
 from chipsparse.config import PARTS, Part
 from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.layout import Fp8Form, ModelLayout
-from chipsparse.pipelines.bridge import (
-    LayerCall,
-    attention_backend,
-    forward_arguments,
-    is_claimed,
-    make_tag,
-    register_runner,
-    tagging_hook,
-)
+from chipsparse.pipelines.bridge import LayerCall, register_runner
 from chipsparse.pipelines.call_reader import ENABLE_THERE
 from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
 from chipsparse.pipelines.diffusers_hooks import has_foreign_hooks, hooks_of, why_caches_refused
@@ -46,19 +37,12 @@ from chipsparse.pipelines.execution import (
     pending_bytes,
 )
 from chipsparse.pipelines.family import Family
-from chipsparse.pipelines.feed_forward import FeedForwardSite
-from chipsparse.pipelines.feed_forward_forms import (
-    Form,
-    has_contiguous_channels,
-    make_channels_contiguous,
-)
 from chipsparse.pipelines.guidance_scales import GuidanceScales, scales_of
+from chipsparse.pipelines.model_patch import ModelPatch
 from chipsparse.pipelines.one_thread import OneThread
-from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.guidance import GuidanceSplit, output_of, wrapped
-from chipsparse.pipelines.parallel.split_sequence import CUT, CutAtEntry
 from chipsparse.pipelines.parallel.team import Team
-from chipsparse.pipelines.patches import TAG, Patches, WholePatched
+from chipsparse.pipelines.patches import Patches, WholePatched
 from chipsparse.pipelines.separate_lengths import SeparateLengths
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled, uncompiled
 from chipsparse.pipelines.whole_model import check_whole
@@ -76,8 +60,6 @@ from chipsparse.sparse.plan import Action
 from chipsparse.sparse.session import Session
 
 ADAPTER = "chipsparse_adapter"
-# Backends of diffusers that are kernels of PyTorch, exact as ours.
-PYTORCH_ATTENTION = ("native", "_native_cudnn", "_native_efficient", "_native_flash")
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
 # Arguments of models that leave out the attention of some layers, to guide by that.
@@ -125,11 +107,11 @@ class PatchedTransformer(WholePatched):
 
     def set_attention_backend(self, backend: Any) -> None:
         """Changes the backend under ours: the one that dense attention without records uses."""
-        with self.chipsparse_adapter.attention_released():
+        with self.chipsparse_adapter.patch.attention_released():
             super().set_attention_backend(backend)  # type: ignore[misc]
 
     def reset_attention_backend(self) -> None:
-        with self.chipsparse_adapter.attention_released():
+        with self.chipsparse_adapter.patch.attention_released():
             super().reset_attention_backend()  # type: ignore[misc]
 
 
@@ -167,10 +149,6 @@ class ModelAdapter:
         self._tracker = tracker
         self._loop = loop
         self._patches = Patches()
-        self._attention_patches = Patches()
-        self._layouts = Patches()  # of weights that were laid out for the kernels
-        self._unpatched_backends: list[Any] = []
-        self._processors: list[Any] = []
         self._guided_generation = 0
         self._guided_batch: int | None = None
         self._is_scheduled = True
@@ -181,48 +159,22 @@ class ModelAdapter:
         self._guidance_scales = GuidanceScales()
         self.reader = family.reader(family, transformer, session, self.split, loop)
         self.tokens = family.tokens(self.reader, self._patches)
-        number = register_runner(self)
+        self.patch = ModelPatch(family, transformer, session.config, self._patches)
         try:
             # A call may begin in another thread.
-            self.feed_forward_sites = family.feed_forwards(transformer)
+            self.patch.sites = family.feed_forwards(transformer)
             self._patches.set_attribute(transformer, ADAPTER, self)
             self._patches.set_class(transformer, PatchedTransformer)
-            for layer, module in enumerate(self.self_attentions()):
-                mixin = family.attention.processors.get(type(module.processor).__name__)
-                if mixin is not None and not isinstance(module.processor, mixin):
-                    self._patches.set_class(module.processor, mixin)
-                self._patches.set_attribute(module, TAG, make_tag(number, layer))
-                if family.attention.tag == "mask":
-                    over_masks = family.attention.tags_over_masks
-                    hook = tagging_hook(forward_arguments(module), over_masks=over_masks)
-                    self._patches.add_hook(
-                        module.register_forward_pre_hook(hook, with_kwargs=True),
-                    )
-            for layer, site in enumerate(self.feed_forward_sites):
-                site.patch(self._patches, make_tag(number, layer))
-            take_off(transformer, self._patches)
-            if self.split is not None and family.text.cut_at_blocks:
-                first, *others = getattr(transformer, family.modules.blocks[0])
-                for block in (first, *others):  # of one class, so that they share a graph
-                    self._patches.set_class(block, CutAtEntry)
-                self._patches.set_attribute(first, CUT, self.tokens.cut_entering)
-            self.claim_attention()
-            self.tokens.install()
+            self.patch.apply(register_runner(self), self.tokens)
         except BaseException:
             self.remove()
             raise
 
     def remove(self) -> None:
-        self._attention_patches.undo()
-        self._layouts.undo()
-        self._patches.undo()
+        self.patch.undo()
         self.session.close()
         if self.team is not None:
             self.team.close()
-
-    def self_attentions(self) -> list[Any]:
-        """Return the self-attention modules in layer order."""
-        return self.family.self_attentions(self.transformer)
 
     # One transformer call.
 
@@ -329,10 +281,9 @@ class ModelAdapter:
         self.session.report.begin(context.generation, record)
         record.timer = StepTimer(self.execution.device)
         if self.reader.observe(context, arguments):
-            for site in self.feed_forward_sites:
-                site.run_as(None)
+            self.patch.release_feed_forwards()
         # Compiled blocks would not run without tags.
-        with self.attention_released(), uncompiled(self.transformer):
+        with self.patch.attention_released(), uncompiled(self.transformer):
             result = model_call()
         record.timer.stop()
         self._say_what_is_unknown(context)
@@ -438,7 +389,7 @@ class ModelAdapter:
             return
         known = {(entry.layer, entry.part) for entry in record.layers}
         known |= self.session.recorder.left_dense.keys()
-        counts = {"attention": len(self.self_attentions()), "mlp": len(self.feed_forward_sites)}
+        counts = {"attention": len(self.patch.self_attentions()), "mlp": len(self.patch.sites)}
         unseen = {
             (layer, part): "code that was put in the model's place computes it, or passes it over"
             for part in PARTS
@@ -529,7 +480,7 @@ class ModelAdapter:
         return replace(layout, guided_in_batch=2 if layout.batch == self._guided_batch else 1)
 
     def _execution(self, hidden: torch.Tensor) -> Execution:
-        modules = self.self_attentions()
+        modules = self.patch.self_attentions()
         weight = next((modules[0] if modules else self.transformer).parameters())
         execution = execution_of(self.transformer, weight, hidden)
         name = self.family.modules.dtype
@@ -594,13 +545,11 @@ class ModelAdapter:
     def _memory_demand(self, arguments: dict[str, Any]) -> MemoryDemand:
         execution = self.execution
         all_dense = self.reader.dense_because(arguments) is not None
-        dense: set[tuple[int, Part]] = {
-            (layer, "attention")
-            for layer, module in enumerate(self.self_attentions())
-            if all_dense or not is_claimed(module)
-        }
+        lost = self.patch.lost_attention()
+        layers = range(len(self.patch.self_attentions())) if all_dense else lost.keys()
+        dense: set[tuple[int, Part]] = {(layer, "attention") for layer in layers}
         fp8_mlps: dict[int, Fp8Form] = {}
-        for layer, form in enumerate(map(self._form, self.feed_forward_sites)):
+        for layer, form in enumerate(self.patch.forms(execution)):
             if isinstance(form, str):
                 dense.add((layer, "mlp"))
             elif form.fp8 is not None:
@@ -655,68 +604,14 @@ class ModelAdapter:
 
     # Attention.
 
-    def claim_attention(self) -> None:
-        """Leads self-attention that is dispatched to our backend, remembering the modules' own.
-
-        Where tags travel on processors, each module gets a copy of its processor, because several
-        modules may share one. Processors hand their ``_parallel_config`` to the backend as it is.
-        """
-        if self.family.attention.tag == "processor":
-            for module in self.self_attentions():
-                tagged = copy.copy(module.processor)
-                # It is undone, too: somebody may have kept the copy.
-                self._attention_patches.set_attribute(
-                    tagged,
-                    "_parallel_config",
-                    getattr(module, TAG),
-                )
-                self._attention_patches.replace_attribute(module, "processor", tagged)
-        self._processors = [module.processor for module in self.self_attentions()]
-        self._unpatched_backends = [
-            getattr(processor, "_attention_backend", None) for processor in self._processors
-        ]
-        for processor, other in zip(self._processors, self._unpatched_backends, strict=True):
-            if hasattr(processor, "_attention_backend"):
-                self._attention_patches.set_attribute(
-                    processor,
-                    "_attention_backend",
-                    attention_backend(other),
-                )
-
-    @contextlib.contextmanager
-    def attention_released(self) -> Iterator[None]:
-        """Gives the self-attention modules their own backends back for a while."""
-        self._attention_patches.undo()
-        try:
-            yield
-        finally:
-            self.claim_attention()
-
     def attention(self, layer: int) -> LayerCall:
         """The self-attention of a layer, called as `AttentionLayer` is."""
         return self.tokens.around(self.session.attention[layer])
 
-    def unpatched_attention(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """Self-attention ``[B, H, N, D]`` on the backend that ours took the place of."""
-        output = attention_dispatch.dispatch_attention_fn(
-            *(states.transpose(1, 2) for states in (query, key, value)),
-            scale=scale,
-            backend=self._unpatched_backends[layer],
-        )
-        return output.transpose(1, 2)
-
     def _has_faster_attention(self, layout: ModelLayout, arguments: dict[str, Any]) -> bool:
         """Return whether full attention is faster in our layers: by our kernel, or unmasked."""
         # Not in the place of a backend that a user chose, which may be faster still.
-        active = attention_dispatch._AttentionBackendRegistry._active_backend
-        if any((other or active) not in PYTORCH_ATTENTION for other in self._unpatched_backends):
+        if not self.patch.has_pytorch_attention():
             return False
         device = self.execution.device
         dtype = self.execution.dtype
@@ -732,18 +627,9 @@ class ModelAdapter:
         wanted = self.session.wants_attention and self.session.config.attention.is_sparse
         if not wanted and self.split is None:
             return
-        lost = {
-            layer: self._why_lost(layer, module.processor)
-            for layer, module in enumerate(self.self_attentions())
-            if not is_claimed(module)
-        }
+        lost = self.patch.lost_attention()
         self._refuse_split(next(iter(lost.values()), None))
         self._report("attention", lost)
-
-    def _why_lost(self, layer: int, processor: Any) -> str:
-        if processor is not self._processors[layer] or hasattr(processor, "_attention_backend"):
-            return "its processor was replaced"
-        return f"its processor {type(processor).__name__} does not dispatch its attention"
 
     def _dense_attention(
         self,
@@ -761,51 +647,17 @@ class ModelAdapter:
             return contextlib.nullcontext()
         wanted = self.session.wants_attention and self.session.config.attention.is_sparse
         if reason is not None and wanted:
-            reasons = dict.fromkeys(range(len(self._unpatched_backends)), reason)
+            reasons = dict.fromkeys(range(len(self.patch.self_attentions())), reason)
             self.session.recorder.leave_dense("attention", reasons, once=True)
             self.session.report.fall_back(f"attention runs dense: {reason}")
         elif self.session.attends and not self.reader.needs_mask(arguments):
             return contextlib.nullcontext()
-        return self.attention_released()
+        return self.patch.attention_released()
 
     def _check_feed_forwards(self) -> None:
         """Decides before each call which feed-forward layers run sparse; reports the others."""
         wanted = self.session.caching and self.session.config.mlp.is_sparse
-        dense: dict[int, str] = {}
-        if not self._wants_contiguous_channels():  # any more: the model has another dtype, say
-            self._layouts.undo()
-        for layer, site in enumerate(self.feed_forward_sites):
-            form = self._form(site) if wanted else None
-            if isinstance(form, str):
-                dense[layer] = form
-                form = None
-            elif form is not None and self._needs_layout(site, form):
-                make_channels_contiguous(site.second_linear(), self._layouts)
-            site.run_as(form)
-        self._report("mlp", dense)
-
-    def _form(self, site: FeedForwardSite) -> Form | str:
-        """The form of a layer, or why it is dense."""
-        form = site.form()
-        if isinstance(form, str):
-            return form
-        if form.fp8 == "weights" and self.execution.autocast:
-            return "torch.autocast casts what its weights in FP8 are multiplied by, and not them"
-        if self._needs_layout(site, form) and site.keeps_its_layout():
-            return "its weights are offloaded in groups, so they cannot be laid out for the kernels"
-        return form
-
-    def _needs_layout(self, site: FeedForwardSite, form: Form) -> bool:
-        """Return whether the kernels want the second weight of a layer in another layout."""
-        wanted = form.fp8 is None and self._wants_contiguous_channels()
-        return wanted and not has_contiguous_channels(site.second_linear())
-
-    def _wants_contiguous_channels(self) -> bool:
-        """Return whether the GPU kernels run, which want second weights of another layout."""
-        device = self.execution.device
-        dtype = self.execution.dtype
-        on_gpu = device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
-        return on_gpu and self.session.config.backend != "reference"
+        self._report("mlp", self.patch.run_feed_forwards(self.execution, as_one=wanted))
 
     def _check_caches(self) -> None:
         """Refuses caches of diffusers that cannot be on top, where a guidance branch begins."""
@@ -825,7 +677,7 @@ class ModelAdapter:
     def _report(self, part: Part, reasons: dict[int, str]) -> None:
         self.session.recorder.leave_dense(part, reasons)
         parts = {(layer, part): reason for layer, reason in reasons.items()}
-        for note in dense_notes(parts, len(self.self_attentions())):
+        for note in dense_notes(parts, len(self.patch.self_attentions())):
             self.session.report.fall_back(note)
 
 

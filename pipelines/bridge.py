@@ -130,7 +130,7 @@ def self_attention(
     runner, layer = _find(tag)
     attend = runner.attention(layer)
     tensors = (states.transpose(1, 2) for states in (query, key, value))
-    unpatched = functools.partial(runner.unpatched_attention, layer)
+    unpatched = functools.partial(runner.patch.unpatched_attention, layer)
     output = attend(runner.session.state, *tensors, scale=scale, unpatched=unpatched)
     return output.transpose(1, 2).contiguous()
 
@@ -143,7 +143,7 @@ def feed_forward(
 ) -> torch.Tensor:
     """Feed-forward layer of the tagged block, from and to ``[B, N, C]``."""
     runner, layer = _find(tag)
-    weights = runner.feed_forward_sites[layer].weights(dtype)
+    weights = runner.patch.sites[layer].weights(dtype)
     return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
 
 
@@ -163,7 +163,7 @@ def parallel_feed_forward(
     runner, layer = _find(tag)
     session = runner.session
     width = hidden.shape[-1] - channels
-    site: Any = runner.feed_forward_sites[layer]
+    site: Any = runner.patch.sites[layer]
     weights, projection, bias = site.parallel_weights(width, dtype)
     attention = hidden[..., :width]
     own = hidden[..., width:]
@@ -227,7 +227,7 @@ def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
 def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., Any]:
     """A forward pre-hook of attention modules with these `forward_arguments`: passes their tag.
 
-    It is the ``attention_mask``; see `ModelFamily.tags_over_masks` for calls that have one.
+    It is the ``attention_mask``; see `AttentionFacts.tags_over_masks` for calls that have one.
     """
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

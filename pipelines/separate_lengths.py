@@ -111,7 +111,7 @@ def joined(results: list[Any], order: torch.Tensor) -> Any:
         return [samples[row] for row in order.tolist()]
     if isinstance(first, tuple):
         return tuple(joined(list(parts), order) for parts in zip(*results, strict=True))
-    if is_dataclass(first):
+    if is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in fields(first)]
         return type(first)(
             **{name: joined([getattr(each, name) for each in results], order) for name in names},

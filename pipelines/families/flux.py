@@ -156,9 +156,8 @@ class Flux2Reader(FluxReader):
         """Return the result without the cache of keys, which only a pipeline's first call gives."""
         if isinstance(result, tuple):
             return result[:1]
-        return (
-            result if getattr(result, "kv_cache", None) is None else replace(result, kv_cache=None)
-        )
+        has_cache = getattr(result, "kv_cache", None) is not None
+        return replace(result, kv_cache=None) if has_cache else result
 
 
 # FLUX with gated feed-forward layers, which in single blocks are one with the rest. Reference

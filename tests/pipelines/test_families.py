@@ -230,7 +230,7 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
         found = generate(pipe, name, steps=steps)
     assert handle.report.actions()["sparse"] > 0
     recorded = [(entry.layer, entry.part) for entry in handle.report.steps[-1].layers]
-    assert recorded == [*itertools.product(range(len(adapter.self_attentions())), PARTS)]
+    assert recorded == [*itertools.product(range(len(adapter.patch.self_attentions())), PARTS)]
     assert_expected(handle.report, family)
     assert_close(found, dense(name, steps=steps))
     space, _ = vae_factors(pipe.vae.config)
@@ -369,7 +369,7 @@ def test_gradients_are_left_alone(name):
         found = as_batch(model(**call)[0])
         found.sum().backward()
         assert len(handle.report.steps) == seen
-        for attention in handle._adapters[-1].self_attentions():
+        for attention in handle._adapters[-1].patch.self_attentions():
             assert any(parameter.grad is not None for parameter in attention.parameters())
     assert torch.equal(found, expected)
 
@@ -404,7 +404,7 @@ def test_a_processor_that_was_replaced_runs_dense_and_stays(name):
     pipe = FAMILIES[name].make()
     with chipsparse.enable(pipe, EXACT) as handle:
         adapter = handle._adapters[-1]
-        first, *others = adapter.self_attentions()
+        first, *others = adapter.patch.self_attentions()
         own = first.processor = stock_class(first.processor)()
         before = dict(vars(own))
         found = generate(pipe, name)
@@ -432,7 +432,7 @@ def test_the_attention_backend_may_change_and_be_reset_while_enabled(name):
             pipe.transformer.set_attention_backend("_native_math")
             changed = generate(pipe, name)
             pipe.transformer.reset_attention_backend()
-            assert adapter._unpatched_backends[0] is None
+            assert adapter.patch._unpatched_backends[0] is None
         with attention_backend("native"), chipsparse.enable(pipe, config):
             assert torch.equal(generate(pipe, name), stock)
         if not adapter.family.attention.processors:  # whose stock ones have no backend to set

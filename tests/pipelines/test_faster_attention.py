@@ -14,6 +14,7 @@ from chipsparse import SparsityConfig
 from chipsparse.kernels.dense_attention import dense_attention, library
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.model_patch import ModelPatch
 from tests.pipelines import test_families as families
 from tests.pipelines import test_families_gpu as on_gpu
 from tests.pipelines.small_sparse import error
@@ -69,7 +70,7 @@ def test_layers_and_rows_that_are_never_sparse(monkeypatch):
         ("gluon", "schedule.first_dense_layers is 1"),
     }
     monkeypatch.setattr(
-        ModelAdapter,
+        ModelPatch,
         "unpatched_attention",
         lambda *_: pytest.fail("the model's own ran"),
     )
