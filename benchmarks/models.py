@@ -22,7 +22,7 @@ import yaml
 from benchmarks.cases import CASES
 from chipsparse import ScheduleConfig, SparsityConfig, find_profile
 from chipsparse.layout import ModelLayout
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.sparse.cost_model.relative_cost import decided
 
 STEPS = 50
@@ -127,7 +127,7 @@ class FullModel:
         parameters = inspect.signature(kind.__init__).parameters
         defaults = {name: item.default for name, item in parameters.items()}
         frames, rows, columns = self.grid
-        layout: ModelLayout = ADAPTERS[self.transformer_class].planned_layout(
+        layout: ModelLayout = FAMILIES[self.transformer_class].planned_layout(
             {**defaults, **self.config},
             latents=(frames, self.packed * rows, self.packed * columns),
             text_tokens=0,
@@ -136,7 +136,7 @@ class FullModel:
 
     def decided(self, config: SparsityConfig) -> SparsityConfig:
         """A config with the schedule that it has at this size."""
-        return decided(config, self.layout(), ADAPTERS[self.transformer_class].masked_parts)
+        return decided(config, self.layout(), FAMILIES[self.transformer_class].sparse.masked)
 
     def nearly_all_sparse(self) -> SparsityConfig:
         """``published`` with nearly all steps sparse, and the columns of the case of this name."""

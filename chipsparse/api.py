@@ -15,7 +15,6 @@ from bitarray import frozenbitarray
 from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from chipsparse.pipelines.denoising_loop import (
     DenoisingLoop,
     check_denoises,
@@ -25,7 +24,8 @@ from chipsparse.pipelines.denoising_loop import (
 from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
-from chipsparse.pipelines.registry import ADAPTERS, adapter_class, find_adapter, why_refused
+from chipsparse.pipelines.registry import FAMILIES, family_of, find_family, why_refused
+from chipsparse.pipelines.runner import RUNNER, Runner
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
 from chipsparse.pipelines.whole_model import check_whole, why_wrapped
 from chipsparse.profiles.profile import (
@@ -54,7 +54,7 @@ class Handle:
     def __init__(self, config: SparsityConfig, report: GenerationReport) -> None:
         self.config = config
         self.report = report  # of the current or last generation
-        self._adapters: list[ModelAdapter] = []
+        self._runners: list[Runner] = []
         self._patches = Patches()
         self._calls: PipelineCalls | None = None
         self._is_open = False
@@ -62,7 +62,7 @@ class Handle:
     @property
     def enabled(self) -> bool:
         """True until the patch is taken back."""
-        return bool(self._adapters)
+        return bool(self._runners)
 
     @contextlib.contextmanager
     def generation(self, scheduler: Any = None) -> Iterator[Handle]:
@@ -114,8 +114,8 @@ class Handle:
     def _restore(self) -> None:
         self._patches.undo()
         self._calls = None
-        while self._adapters:
-            self._adapters.pop().remove()
+        while self._runners:
+            self._runners.pop().remove()
 
     def _check_enabled(self) -> None:
         if not self.enabled:
@@ -152,8 +152,8 @@ class Handle:
         return [("chipsparse", patch), ("config", repr(config)), *facts(self.report)]
 
     def _patch(self, pipe: Any, loop: DenoisingLoop, transformers: Mapping[str, Any]) -> None:
-        adapters = dict(zip(transformers, self._adapters, strict=True))
-        self._calls = PipelineCalls(pipe, adapters, self.report, loop)
+        runners = dict(zip(transformers, self._runners, strict=True))
+        self._calls = PipelineCalls(pipe, runners, self.report, loop)
         self._calls.patch(self._patches)
         for owner in (pipe, *transformers.values()):
             if hasattr(owner, "__dict__"):
@@ -218,7 +218,7 @@ def enable(
     _check_types(strict=strict, layer_times=layer_times, parallel=parallel)
     with _CHANGING:
         transformers = _find_transformers(pipe)
-    model_class = adapter_class(next(iter(transformers.values()))).transformer_class
+    model_class = family_of(next(iter(transformers.values()))).transformer_class
     config, quality = _resolve(pipe, config, quality, model_class, len(transformers))
     bits = None if static_columns is None else static_bits(static_columns)
     team = team_of(list(transformers.values()), parallel)  # waits for other processes
@@ -270,6 +270,7 @@ def _patch(
     tracker = PositionTracker()
     host = HostMemory()
     for name, transformer in transformers.items():
+        family = family_of(transformer)
         session = SparseSession(
             handle.config,
             report,
@@ -277,13 +278,13 @@ def _patch(
             name,
             static_bits=static_bits,
             agreement=None if team is None else team.agreement,
-            masked=adapter_class(transformer).masked_parts,
+            masked=family.sparse.masked,
         )
-        adapter = adapter_class(transformer)(transformer, session, tracker, loop, team)
-        handle._adapters.append(adapter)
+        runner = Runner(family, transformer, session, tracker, loop, team)
+        handle._runners.append(runner)
     handle._patch(pipe, loop, transformers)
-    for adapter in handle._adapters:
-        adapter.other_experts = [other for other in handle._adapters if other is not adapter]
+    for runner in handle._runners:
+        runner.other_experts = [other for other in handle._runners if other is not runner]
 
 
 def disable(pipe: Any) -> None:
@@ -321,22 +322,22 @@ def _find_transformers(pipe: Any) -> dict[str, torch.nn.Module]:
     check_scheduler(getattr(pipe, "scheduler", None))
     for name, component in components.items():
         inner = getattr(component, "_orig_mod", component)
-        is_transformer = name.startswith("transformer") or find_adapter(inner) is not None
+        is_transformer = name.startswith("transformer") or find_family(inner) is not None
         if is_transformer and (inner is not component or is_compiled(inner)):
             raise ValueError(compiled_as_a_whole(name))
         if is_transformer and isinstance(component, torch.nn.Module):
             check_whole(name, component)
-        if is_transformer and find_adapter(inner) is None:
+        if is_transformer and find_family(inner) is None:
             reason = why_wrapped(name, component)
             if reason is not None:
                 raise ValueError(reason)
-    names = {id(item): name for name, item in components.items() if find_adapter(item) is not None}
+    names = {id(item): name for name, item in components.items() if find_family(item) is not None}
     if not names:
         raise _refusal(pipe, components)
     transformers = {name: components[name] for name in names.values()}
     is_kept = replaced is None or replaced._is_open
     for item in transformers.values():
-        if ADAPTER in vars(item) and (is_kept or _handle_of(item) is not replaced):
+        if RUNNER in vars(item) and (is_kept or _handle_of(item) is not replaced):
             raise ValueError(
                 f"this {type(item).__name__} is patched already; call disable() on its handle, or "
                 "chipsparse.disable(pipe), first",
@@ -374,7 +375,7 @@ def _handle_of(owner: Any) -> Handle | None:
 
 
 def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
-    """Return the error for a pipeline without a transformer that has an adapter."""
+    """Return the error for a pipeline without a transformer that has an runner."""
     reasons = {
         name: "it is no transformer" if name.startswith("unet") else why_refused(item)
         for name, item in components.items()
@@ -386,7 +387,7 @@ def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
     )
     return ValueError(
         f"{type(pipe).__name__} has no transformer that chipsparse supports "
-        f"({had or 'it has none'}); the command chipsparse models lists the {len(ADAPTERS)} "
+        f"({had or 'it has none'}); the command chipsparse models lists the {len(FAMILIES)} "
         "classes that have an adapter",
     )
 

@@ -19,7 +19,7 @@ from chipsparse.config import PARTS, ConfigError, Part
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
 from chipsparse.pipelines.model_sizes import vae_factors
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles.profile import MOST_STEPS, Profile
 from chipsparse.report.nothing_sparse import what_helps
 from chipsparse.sparse.cache.memory_plan import working_bytes
@@ -48,8 +48,8 @@ class PlannedGeneration:
 
 def called_steps(settings: GenerationSettings, model: ModelDescription) -> int:
     """Return the number of denoising steps that call the transformer."""
-    adapter = ADAPTERS.get(model.transformer_class)
-    uncalled = 0 if adapter is None else adapter.uncalled_steps
+    family = FAMILIES.get(model.transformer_class)
+    uncalled = 0 if family is None else family.timestep.uncalled_steps
     return max(1, settings.num_inference_steps - uncalled)
 
 
@@ -59,8 +59,8 @@ def plan_generation(
     profile: Profile,
 ) -> PlannedGeneration:
     """Return the plan of a generation with these settings; raise `UserError`."""
-    adapter = ADAPTERS.get(model.transformer_class)
-    if adapter is None:
+    family = FAMILIES.get(model.transformer_class)
+    if family is None:
         raise UserError(
             f"the transformer of {model.location} is a {model.transformer_class}, which chipsparse "
             "does not support; chipsparse models lists the classes that it does",
@@ -72,8 +72,8 @@ def plan_generation(
         raise UserError(f"{name} has no default for {option}; give {option}")
     argument = guiding_argument(model)
     guided = argument is not None and (getattr(settings, argument) or 0) > 1
-    in_batch = adapter.guides_in_batch and not model.has_guider
-    layout = adapter.planned_layout(
+    in_batch = family.guidance.in_batch and not model.has_guider
+    layout = family.planned_layout(
         model.transformer_config,
         latents=(frames, rows, columns),
         text_tokens=settings.max_sequence_length or 0,
@@ -81,9 +81,9 @@ def plan_generation(
     )
     branches = 2 if guided and not in_batch else 1
     if not model.has_guider:
-        branches += adapter.further_branches(model.default)
+        branches += family.guidance.further_branches(model.default)
     with user_errors(ConfigError, what=profile.source):
-        config = decided(profile.sparsity, layout, adapter.masked_parts)
+        config = decided(profile.sparsity, layout, family.sparse.masked)
         plan = SparsityPlan(config, layout, called_steps(settings, model))
     never = never_sparse(model)
     for part in PARTS:
@@ -93,7 +93,7 @@ def plan_generation(
         never = {part: never.get(part, "no step of the schedule is sparse") for part in PARTS}
     space, _ = vae_factors(model.vae_config)
     pixels = rows * space, columns * space
-    skipping = why_skipping(profile.sparsity, plan, adapter.masked_parts)
+    skipping = why_skipping(profile.sparsity, plan, family.sparse.masked)
     return PlannedGeneration(plan, pixels, branches, never, skipping)
 
 
@@ -102,9 +102,9 @@ def never_sparse(model: ModelDescription) -> dict[Part, str]:
     never: dict[Part, str] = {}
     if QUANTIZED in model.transformer_config and fp8_weights(model) is None:
         never["mlp"] = "its weights are quantized"
-    adapter = ADAPTERS.get(model.transformer_class)
-    if adapter is not None:
-        never |= adapter.masked_parts
+    family = FAMILIES.get(model.transformer_class)
+    if family is not None:
+        never |= family.sparse.masked
     return never
 
 
@@ -187,18 +187,18 @@ def check_sharing(
     if parallel is None:
         return
     name = model.transformer_class
-    adapter = ADAPTERS.get(model.transformer_class)
-    if adapter is None:
+    family = FAMILIES.get(model.transformer_class)
+    if family is None:
         raise UserError(f"a {name} has no adapter, so several processes cannot share it")
     if parallel.guidance > 1:
-        reason = adapter.why_guidance_stays()
+        reason = family.why_guidance_stays()
         if reason is None and planned is not None and planned.branches == 1:
             reason = "this generation has no guidance; raise --guidance-scale, or leave it out"
         if reason is not None:
             raise UserError(f"--guidance-parallel {parallel.guidance}: {reason}")
     if parallel.ulysses == 1:
         return
-    reason = adapter.why_not_split(model.transformer_config)
+    reason = family.why_not_split(model.transformer_config)
     if reason is not None:
         raise UserError(f"a {name} cannot run on several processes: {reason}")
     if planned is not None:

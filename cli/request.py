@@ -40,7 +40,7 @@ from chipsparse.cli.views.units import sharing_text
 from chipsparse.common.machine import device_name, package_version
 from chipsparse.common.version import __version__
 from chipsparse.experiments.clips import ClipMaker, step_costs
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.tuned_range import digest, outside
 
@@ -251,7 +251,7 @@ def resolve(
         return int(max(steps - min(steps * strength, steps), 0))  # as diffusers has it
 
     planned = too_few = None
-    known = model.transformer_class in ADAPTERS and None not in latent_sizes(settings, model)
+    known = model.transformer_class in FAMILIES and None not in latent_sizes(settings, model)
     if profile is not None and known:
         planned = planning.plan_generation(settings, model, profile)
     planning.check_sharing(model, planned, place.parallel)

@@ -21,7 +21,7 @@ from chipsparse.pipelines.model_sizes import (
     size_multiples,
     vae_factors,
 )
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles.profile import GenerationDefaults, Profile
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ def guiding_argument(model: ModelDescription) -> str | None:
     """Return the argument that, above 1, turns classifier-free guidance on; None: nothing does."""
     if model.has_guider:
         return "guidance_scale"
-    adapter = ADAPTERS.get(model.transformer_class)
-    if adapter is not None:
-        return adapter.guidance_argument
+    family = FAMILIES.get(model.transformer_class)
+    if family is not None:
+        return family.guidance.argument
     return "true_cfg_scale" if model.accepts("true_cfg_scale") else "guidance_scale"
 
 
@@ -166,8 +166,8 @@ def latent_sizes(
     """Return frames, rows and columns of the latents; None where only the pipeline's code says."""
     config = model.transformer_config  # of CogVideoX, whose pipelines read their defaults there
     space, _ = vae_factors(model.vae_config)
-    adapter = ADAPTERS.get(model.transformer_class)
-    default = None if adapter is None else adapter.default_latents
+    family = FAMILIES.get(model.transformer_class)
+    default = None if family is None else family.default_latents
     usual = config.get("sample_frames", 1) if model.accepts("num_frames") else 1
     height = settings.height
     width = settings.width

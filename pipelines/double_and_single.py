@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from chipsparse.layout import LayerKind
-from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.feed_forward import (
-    FeedForwardModule,
-    FeedForwardSite,
-    ParallelFeedForward,
-)
+from chipsparse.pipelines.family import own_module
+from chipsparse.pipelines.family_facts import Config, ModuleNames, neurons
+from chipsparse.pipelines.feed_forward import FeedForwardSite
+
+BLOCKS = ("transformer_blocks", "single_transformer_blocks")
+ATTENTION = "joint attention of double and single blocks"
 
 
-class DoubleAndSingleBlocks(ModelAdapter):
-    """The part that such models share; comes before another adapter's class."""
+@dataclass(frozen=True)
+class DoubleAndSingle:
+    """Their kinds; the text has a feed-forward layer of its own in double blocks."""
 
-    sparse_attention = "joint attention of double and single blocks"
+    mlp_linears: int = 2
 
-    single_mlp: ClassVar[Any] = ParallelFeedForward  # which runs beside a single block's attention
-
-    def blocks(self) -> list[Any]:
-        return [*self._model.transformer_blocks, *self._model.single_transformer_blocks]
-
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        double = self._model.transformer_blocks
-        single = self._model.single_transformer_blocks
-        layers = [FeedForwardModule(block, "ff", self.mlp_parts) for block in double]
-        return [*layers, *map(self.single_mlp, single)]
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """Double and single blocks; the text has a feed-forward layer of its own in double ones."""
+    def __call__(self, config: Config) -> tuple[LayerKind, ...]:
+        """Return the kinds of the double and the single blocks."""
         double = config["num_layers"]
         single = config["num_single_layers"]
-        width = cls.neurons(config)
-        linears = cls.mlp_linears
+        width = neurons(config)
+        linears = self.mlp_linears
         return (
             LayerKind("double", double, width, mlp_sees_text=False, mlp_linears=linears),
             LayerKind("single", single, width, mlp_linears=linears),
         )
+
+
+@dataclass(frozen=True)
+class SingleBeside:
+    """Their feed-forward layers: a single block computes its own beside its attention."""
+
+    single: Callable[[Any], FeedForwardSite]
+
+    def __call__(self, block: Any, names: ModuleNames) -> FeedForwardSite:
+        """Return the feed-forward layer of a double or a single block."""
+        return own_module(block, names) if hasattr(block, names.mlp) else self.single(block)

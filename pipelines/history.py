@@ -1,78 +1,89 @@
-"""Models that continue a video: earlier frames stand before the present ones in the sequence."""
+"""Models that continue a video: earlier frames stand before the present ones in the sequence.
+
+The earlier frames, older ones in larger patches, stay in the model's order. They count as one row
+of tokens before the grid of the present frames, which alone is put in order. The rotary embedding
+is made part by part, so that of the present frames is known by the frame numbers that it is made
+for.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.call_reader import Arguments
+from chipsparse.pipelines.family_facts import Config
+from chipsparse.pipelines.token_grids import patch_of, patched
+from chipsparse.pipelines.token_order import TokenOrder
+
+WHY_WHOLE = "its blocks tell earlier frames from present ones by their places among all tokens"
 
 
-class HistoryAdapter(ModelAdapter):
-    """The part that such models share; comes before another adapter's class.
+@dataclass(frozen=True)
+class History:
+    """The earlier frames of a family; as its `FamilyFacts.grids`, the grids of planned calls."""
 
-    The earlier frames, older ones in larger patches, stay in the model's order. They count as one
-    row of tokens before the grid of the present frames, which alone is put in order. The rotary
-    embedding is made part by part, so that of the present frames is known by the frame numbers that
-    it is made for.
-    """
-
-    why_whole = "its blocks tell earlier frames from present ones by their places among all tokens"
-
-    rotary_name = ""  # hooked otherwise
-    present_indices: ClassVar[str]  # the argument with the numbers of the present frames
+    present_indices: str  # the argument with the numbers of the present frames
     # Arguments with the latents of earlier frames: how many times as large as those of the present
     # the patches are, and how many frames pipelines pass, even if they are empty.
-    history: ClassVar[Mapping[str, tuple[int, int]]]
+    earlier: Mapping[str, tuple[int, int]]
+    # Frames, rows and columns of latents in a patch that is this many times as large.
+    patch: Callable[[Config, int], Grid]
 
-    _present: torch.Tensor | None = None  # the frame numbers of the open call
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """Those of the present frames, behind as many earlier ones as pipelines pass."""
+    def __call__(self, config: Config, latents: Grid) -> tuple[Grid, ...]:
+        """Return the grid of the present frames, after as many earlier ones as pipelines pass."""
         _, rows, columns = latents
         earlier = sum(
-            tokens_of((frames, rows, columns), cls.patch(config, factor))
-            for factor, frames in cls.history.values()
+            tokens_of((frames, rows, columns), self.patch(config, factor))
+            for factor, frames in self.earlier.values()
         )
-        return ((1, 1, earlier), *super().grids(config, latents))
+        return ((1, 1, earlier), *patched(latents, patch_of(config)))
 
-    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+    def called(self, config: Config, arguments: Arguments) -> tuple[Grid, ...]:
+        """Return the grids of a call."""
         earlier = sum(
-            tokens_of(arguments[name].shape[2:], self.patch(self._model.config, factor))
-            for name, (factor, _) in self.history.items()
+            tokens_of(arguments[name].shape[2:], self.patch(config, factor))
+            for name, (factor, _) in self.earlier.items()
             if arguments.get(name) is not None
         )
-        _, *present = super().called_grids(arguments)  # as `grids`, with what pipelines pass
-        return ((1, 1, earlier), *present) if earlier > 0 else tuple(present)
+        _, _, frames, rows, columns = arguments["hidden_states"].shape
+        present = patched((frames, rows, columns), patch_of(config))
+        return ((1, 1, earlier), *present) if earlier > 0 else present
 
-    def install_tile_order(self) -> None:
-        """Not as models without earlier frames, whose rotary embedding is made at once."""
-        ModelAdapter.install_tile_order(self)
-        self.hook_output("rope", self._order_present, with_kwargs=True)
 
-    @classmethod
-    def patch(cls, config: Mapping[str, Any], factor: int) -> Grid:
-        """Frames, rows and columns of latents in a patch that is so many times as large."""
-        raise NotImplementedError
+class PresentFrames:
+    """Orders the rotary embedding of the present frames, which the model makes for each part."""
 
-    def video_order(self) -> torch.Tensor | None:
-        """Order of the present frames' tokens, int64 ``[N]``; None: unchanged."""
-        return self.grid_order(-1)
+    def __init__(
+        self,
+        history: History,
+        tokens: TokenOrder,
+        reorder: Callable[[Any, torch.Tensor], Any],  # of the rotary embedding
+    ) -> None:
+        self._history = history
+        self._tokens = tokens
+        self._reorder = reorder
+        self._indices: torch.Tensor | None = None  # the frame numbers of the open call
+        tokens.hook_output("rope", self._order_present, with_kwargs=True)
 
-    def order_inputs(self, arguments: dict[str, Any]) -> None:
-        """Makes sure that the present frames have numbers, which tell their rotary embedding."""
-        super().order_inputs(arguments)
-        if arguments.get(self.present_indices) is None:
+    def order(self) -> torch.Tensor | None:
+        """Return the order of the present frames' tokens, int64 ``[N]``; None: unchanged."""
+        return self._tokens.grid_order(-1)
+
+    def number(self, arguments: Arguments) -> None:
+        """Make sure that the present frames have numbers, which tell their rotary embedding."""
+        name = self._history.present_indices
+        if arguments.get(name) is None:
             batch, _, frames, *_ = arguments["hidden_states"].shape
-            frames //= self.patch(self._model.config, 1)[0]
+            frames //= self._history.patch(self._tokens.model.config, 1)[0]
             numbers = torch.arange(frames, device="cpu")
-            arguments[self.present_indices] = numbers.expand(batch, -1)
-        self._present = arguments[self.present_indices]
+            arguments[name] = numbers.expand(batch, -1)
+        self._indices = arguments[name]
 
     def _order_present(
         self,
@@ -81,16 +92,12 @@ class HistoryAdapter(ModelAdapter):
         kwargs: dict[str, Any],
         output: Any,
     ) -> Any:
-        """Forward hook of the rotary embedding, which the model calls for each part."""
+        """Forward hook of the rotary embedding."""
         indices = kwargs.get("frame_indices", args[0] if args else None)
-        order = self.video_order()
-        if order is None or indices is not self._present:
+        order = self.order()
+        if order is None or indices is not self._indices:
             return None
-        return self.ordered_places(output, order)
-
-    def ordered_places(self, output: Any, order: torch.Tensor) -> Any:
-        """The rotary embedding of the present frames in another order."""
-        raise NotImplementedError
+        return self._reorder(output, order)
 
 
 def tokens_of(latents: Sequence[int], patch: Grid) -> int:

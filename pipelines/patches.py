@@ -8,7 +8,8 @@ from typing import Any
 
 from chipsparse.common.stock_like import BASE, StockLike, subclass_like
 
-TAG = "chipsparse_tag"
+TAG = "chipsparse_tag"  # of a layer: its tag
+RUNNER = "chipsparse_runner"  # of a transformer: its runner
 
 
 class Patches:

@@ -8,14 +8,10 @@ the tag.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
-
-from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.patches import TAG
 
 
 class DispatchingProcessor:
@@ -118,23 +114,3 @@ def _stream(
         normed(split_heads(linear(states), attention), norm)
         for linear, norm in zip(linears, norms, strict=True)
     ]
-
-
-class ProcessorTaggingAdapter(ModelAdapter):
-    """An adapter whose tags travel as the ``_parallel_config`` of the processors.
-
-    Processors hand it to the attention backend as it is. Each module gets a processor of its own
-    for that, a copy, because several modules may share one.
-    """
-
-    def hook_attention(self, module: Any) -> None:
-        """Leaves the arguments as they are."""
-
-    def claim_attention(self) -> None:
-        patches = self._attention_patches
-        for module in self.self_attentions():
-            tagged = copy.copy(module.processor)
-            # It is undone, too: somebody may have kept the copy.
-            patches.set_attribute(tagged, "_parallel_config", getattr(module, TAG))
-            patches.replace_attribute(module, "processor", tagged)
-        super().claim_attention()

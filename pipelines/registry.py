@@ -1,4 +1,4 @@
-"""Which adapter serves which transformer class of diffusers, and why others are refused."""
+"""The family of each transformer class of diffusers, and why others are refused."""
 
 from __future__ import annotations
 
@@ -11,45 +11,43 @@ from types import MappingProxyType
 from typing import Any
 
 from chipsparse.pipelines import families
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.family import Family
 from chipsparse.pipelines.patches import stock_class
 
 
-def _collect() -> dict[str, type[ModelAdapter]]:
+def _collect() -> dict[str, Family]:
     modules = [
         import_module(f"{families.__name__}.{module.name}")
         for module in pkgutil.iter_modules(families.__path__)
     ]
-    adapters = {
+    found = {
         item.transformer_class: item
         for module in modules
         for item in vars(module).values()
-        if inspect.isclass(item)
-        and issubclass(item, ModelAdapter)
-        and "transformer_class" in vars(item)
+        if isinstance(item, Family)
     }
-    return {name: adapters[name] for name in sorted(adapters)}
+    return {name: found[name] for name in sorted(found)}
 
 
-ADAPTERS: dict[str, type[ModelAdapter]] = _collect()
+FAMILIES: dict[str, Family] = _collect()  # by transformer class
 
 
-def adapter_class(transformer: Any) -> type[ModelAdapter]:
-    """The adapter of a transformer that has one; see `find_adapter`."""
-    adapter = find_adapter(transformer)
-    assert adapter is not None
-    return adapter
+def family_of(transformer: Any) -> Family:
+    """The family of a transformer that has one; see `find_family`."""
+    family = find_family(transformer)
+    assert family is not None
+    return family
 
 
-def find_adapter(transformer: Any) -> type[ModelAdapter] | None:
-    """The adapter of a transformer's class; None where it has none.
+def find_family(transformer: Any) -> Family | None:
+    """The family of a transformer's class; None where it has none.
 
     A subclass has that of the nearest class with one, unless it has a ``forward`` that may not hand
     its arguments on to that of this class.
     """
     overriding: list[Any] = []
     for model_class in stock_class(transformer).__mro__:
-        own = ADAPTERS.get(model_class.__name__)
+        own = FAMILIES.get(model_class.__name__)
         forward: Any = getattr(model_class, "forward", None)
         if own is not None:
             return own if all(_hands_on(method, forward) for method in overriding) else None
@@ -59,9 +57,9 @@ def find_adapter(transformer: Any) -> type[ModelAdapter] | None:
 
 
 def why_refused(transformer: Any) -> str:
-    """Return why a transformer without an adapter is refused."""
+    """Return why a transformer without a family is refused."""
     names = [model_class.__name__ for model_class in stock_class(transformer).__mro__]
-    if (base := next((name for name in names if name in ADAPTERS), None)) is not None:
+    if (base := next((name for name in names if name in FAMILIES), None)) is not None:
         return f"its forward may not hand its arguments on to that of {base}"
     return OTHER_CLASSES.get(names[0], "chipsparse has no adapter for it")
 
@@ -81,7 +79,7 @@ def _hands_on(forward: Any, overridden: Any) -> bool:
     return calls and (Parameter.VAR_KEYWORD in kinds or taken.keys() >= known.keys())
 
 
-# Classes without an adapter.
+# Classes without a family.
 _BY_REASON = {
     "its attention does not go through diffusers' dispatcher": """
         AllegroTransformer3DModel AuraFlowTransformer2DModel CogView3PlusTransformer2DModel

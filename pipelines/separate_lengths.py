@@ -1,80 +1,101 @@
-"""Models whose pipelines guide with two samples in one call, of prompts that differ in length."""
+"""Models whose pipelines guide with two samples in one call, of prompts that differ in length.
+
+Layers have one sequence length in a call, and no mask where they run sparse. So, where anything may
+run sparse, samples with prompts of other lengths are called separately, and each length is a
+guidance branch of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 
 from chipsparse.layout import ModelLayout
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.call_reader import Arguments, CallReader
 from chipsparse.sparse.plan import SparsityPlan
 
 
-class SeparateLengths(ModelAdapter):
-    """An adapter that calls samples with prompts of other lengths separately.
-
-    Layers have one sequence length in a call, and no mask where they run sparse. So, where anything
-    may run sparse, each length is a guidance branch of its own.
-    """
+class SeparateLengths(CallReader):
+    """Reads calls whose prompts may differ in length, and divides them."""
 
     lengths: list[int] | None = None  # of the open call's prompts, one per sample; None: not known
     _branches = 1
     _samples: tuple[int, ...] | None = None
 
-    def prompt_lengths(self, arguments: dict[str, Any]) -> list[int] | None:
-        """The lengths of a call's prompts in the sequence; None where they are not known."""
+    def prompt_lengths(self, arguments: Arguments) -> list[int] | None:
+        """Return the lengths of a call's prompts in the sequence; None where they are not known."""
         raise NotImplementedError
 
+    @property
     def branches(self) -> int:
+        """Guidance branches that the open call is divided into."""
         return self._branches
 
-    def layout(self, arguments: dict[str, Any]) -> ModelLayout:
+    def layout(self, arguments: Arguments) -> ModelLayout:
+        """Return the sizes of a call, with the samples that it has of a divided one."""
         return replace(super().layout(arguments), samples=self._samples)
 
-    @torch.compiler.disable(recursive=False)
-    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Runs the transformer once for each length of prompt where anything may be sparse."""
+    def run(
+        self,
+        call: Callable[[tuple[Any, ...], Mapping[str, Any]], Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        position: Mapping[str, Any],
+        is_known: Callable[[Arguments], bool],
+        is_guided: Callable[[], bool],
+    ) -> Any:
+        """Run the transformer once for each length of prompt where anything may be sparse.
+
+        Args:
+            call: runs it with some arguments.
+            args: the positional arguments of the whole call.
+            kwargs: its named arguments.
+            position: what names the whole call for ``cache_context``.
+            is_known: tells whether the step of a call is known; others run as one.
+            is_guided: tells whether the halves of the batch are guidance branches.
+        """
         arguments = self.named(args, kwargs)
         lengths = self.prompt_lengths(arguments)
         self.lengths = lengths
         self._branches = 1
         self._samples = None
         distinct = list(dict.fromkeys(lengths or ()))
-        together = len(distinct) < 2 or torch.is_grad_enabled()
-        if not together and self.split is None:
-            together = self.why_unknown(arguments) is not None
-        if not together and self.split is None:  # the model masks them where nothing is sparse
-            layout = self.layout(arguments)
-            config = self.session.config_for(layout)
-            sparse_layers = SparsityPlan(config, layout).has_sparse_layers
-            together = not (sparse_layers and config.schedule.names_sparse)
-        if together:
-            return super().call(forward, args, kwargs)
+        is_one = len(distinct) < 2 or torch.is_grad_enabled()
+        if not is_one and self.split is None:
+            is_one = not is_known(arguments)
+        if is_one or not self._may_be_sparse(arguments):
+            return call(args, kwargs)
         self._branches = len(distinct)
-        position = {"name": "call", **self.named_position}
+        position = {"name": "call", **position}
         samples = lengths or []
-        outputs = []
-        order = []
-        # Of a guided batch, each half has the same videos or images.
-        guided = self._loop.branches() is None and self._is_guided() and len(samples) % 2 == 0
+        # Each half of a guided batch has the same videos or images.
+        guided = len(samples) % 2 == 0 and is_guided()
         videos = len(samples) // 2 if guided else len(samples)
+        results = []
+        order = []
         for length in distinct:
             rows = [row for row, tokens in enumerate(samples) if tokens == length]
             name = f"{position['name']} {','.join(map(str, rows))}"
             self.lengths = [length] * len(rows)
             self._samples = tuple(row % videos for row in rows)
-            with self._model.cache_context(**{**position, "name": name}):
-                result = super().call(forward, (), rows_of(arguments, rows, len(samples)))
-            outputs.append(self.held_output(result))
+            with self.model.cache_context(**{**position, "name": name}):
+                results.append(call((), rows_of(arguments, rows, len(samples))))
             order += rows
-        output = torch.cat(outputs)
-        return self.wrap_output(output[torch.tensor(order).argsort().to(output.device)], arguments)
+        return joined(results, torch.tensor(order).argsort())
+
+    def _may_be_sparse(self, arguments: Arguments) -> bool:
+        if self.split is not None:  # the model masks prompts where nothing is sparse
+            return True
+        layout = self.layout(arguments)
+        config = self.session.config_for(layout)
+        return SparsityPlan(config, layout).has_sparse_layers and config.schedule.names_sparse
 
 
-def rows_of(arguments: dict[str, Any], rows: list[int], batch: int) -> dict[str, Any]:
+def rows_of(arguments: Arguments, rows: list[int], batch: int) -> Arguments:
     """The arguments of a call for some samples of a batch."""
     taken = dict(arguments)
     for name, value in arguments.items():
@@ -83,3 +104,21 @@ def rows_of(arguments: dict[str, Any], rows: list[int], batch: int) -> dict[str,
         elif isinstance(value, list) and len(value) == batch:
             taken[name] = [value[row] for row in rows]
     return taken
+
+
+def joined(results: list[Any], order: torch.Tensor) -> Any:
+    """Join results with samples of a batch each, as tensors or as lists, in an order ``[B]``."""
+    first = results[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(results)[order.to(first.device)]
+    if isinstance(first, list):
+        samples = [sample for result in results for sample in result]
+        return [samples[row] for row in order.tolist()]
+    if isinstance(first, tuple):
+        return tuple(joined(list(parts), order) for parts in zip(*results, strict=True))
+    if is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in fields(first)]
+        return type(first)(
+            **{name: joined([getattr(each, name) for each in results], order) for name in names},
+        )
+    return first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Generic, TypeVar
 
 import torch
@@ -64,11 +63,6 @@ class TensorFacts(Generic[Fact]):
             seen = [_Read.of(tensor, undisturbed=undisturbed) for tensor in tensors]
             self._known[tensors[0]] = known = (seen, self._read(*tensors))
         return known[1]
-
-
-def remembered(read: Callable[..., Fact]) -> cached_property[TensorFacts[Fact]]:
-    """An attribute of an adapter: the `TensorFacts` of each instance."""
-    return cached_property(lambda adapter: TensorFacts(read, adapter.is_undisturbed))
 
 
 def _are_still(seen: list[_Read], tensors: tuple[torch.Tensor, ...], *, undisturbed: bool) -> bool:

@@ -15,7 +15,7 @@ import chipsparse
 from benchmarks.__main__ import parse as parse_benchmarks
 from chipsparse import SparsityConfig, load_profile
 from chipsparse.cli.main import app
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles.measured import MEASURED_FILE
 from docs.tables import PLACE, TABLES, measured, pages, renewed
 from docs.tables import __main__ as write_tables
@@ -97,7 +97,7 @@ def test_profiles_are_read(page, tmp_path):
     assert profiles
     for text in profiles:
         (tmp_path / "profile.yaml").write_text(text)
-        assert load_profile(tmp_path / "profile.yaml").model_class in ADAPTERS
+        assert load_profile(tmp_path / "profile.yaml").model_class in FAMILIES
 
 
 def check_field(span):

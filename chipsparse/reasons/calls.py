@@ -6,6 +6,17 @@ from chipsparse.reasons.reason import Level, Reason, fallback, note, nothing_spa
 
 ENABLE_THERE = "enable chipsparse on the pipeline that runs"
 NAME_THE_LOOP = f"{ENABLE_THERE}, or run the loop within handle.generation(scheduler)"
+# Why the step of a call is not known, and what would help.
+UNKNOWN_LOOP = (
+    "the loop is neither the enabled pipeline's own nor within handle.generation(), so its steps "
+    "are not known",
+    NAME_THE_LOOP,
+)
+OTHER_TIMESTEP = (
+    "the scheduler of this generation does not have the timestep of this call next, so its step is "
+    "not known",
+    "give handle.generation() the scheduler that runs the loop",
+)
 OTHER_SCHEDULER = "the scheduler of the enabled pipeline does not run this call"
 
 

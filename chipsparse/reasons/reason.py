@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from chipsparse.config import Part
 
-
 NOTHING_SPARSE = "nothing runs sparse"
 
 

@@ -1,5 +1,5 @@
 """The actions of denoising steps, and the outputs of skipped ones.
 
-`schedule` gives each step its action. `held_outputs` stand in for what was skipped, and
+`schedule` gives each step its action. `outputs` stand in for what was skipped, and
 `correction` puts skipped steps right afterwards.
 """

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-
-import torch
+from typing import Any
 
 from chipsparse.skip.conditions import Conditioning
-from chipsparse.skip.held_outputs import HeldOutputs
+from chipsparse.skip.outputs import HeldOutputs
 from chipsparse.skip.position import StepContext
 from chipsparse.skip.step_log import LoggedCall, StepLog
 from chipsparse.skip.timetable import Action, Schedule
@@ -46,8 +45,8 @@ class Decision:
     # The condition that changed since the last call of the branch, by name: nothing of the branch
     # from before is reused. None: none did.
     changed: str | None
-    # The output of a skipped call, a new tensor; None: the call is computed.
-    output: torch.Tensor | None
+    # The result of a skipped call, in new tensors; None: the call is computed.
+    output: Any
     is_forecast: bool = False  # the output extrapolates the last two
 
     @property
@@ -126,7 +125,7 @@ class SkipSession:
         decision: Decision,
         schedule: Schedule,
         action: Action,
-        output: torch.Tensor,
+        output: Any,
         *,
         is_last_branch: bool = False,
     ) -> tuple[str, ...]:

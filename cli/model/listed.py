@@ -10,8 +10,8 @@ import diffusers
 from chipsparse.cli.model.description import default_arguments
 from chipsparse.cli.views.sections import Facts, Record, Result, Section
 from chipsparse.config import Part
-from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.registry import ADAPTERS, OTHER_CLASSES
+from chipsparse.pipelines.family_facts import FamilyFacts
+from chipsparse.pipelines.registry import FAMILIES, OTHER_CLASSES
 
 PIPELINES = (
     "plain and modular ones of diffusers; a modular one calls the transformer once for each branch "
@@ -32,7 +32,7 @@ class ModelRow(Record):
 
 
 class ModelList(Result):
-    """All classes with an adapter, and why each other class of diffusers is refused."""
+    """All classes with a family, and why each other class of diffusers is refused."""
 
     kind: Literal["models"] = "models"
     models: Sequence[ModelRow]
@@ -61,30 +61,30 @@ class ModelList(Result):
 def list_models() -> ModelList:
     """Return the models that the installed diffusers has."""
     return ModelList(
-        models=[_row(adapter) for name, adapter in ADAPTERS.items() if hasattr(diffusers, name)],
+        models=[_row(family) for name, family in FAMILIES.items() if hasattr(diffusers, name)],
         other_classes={name: f"refused: {reason}" for name, reason in OTHER_CLASSES.items()},
     )
 
 
-def _row(adapter: type[ModelAdapter]) -> ModelRow:
-    parts: dict[Part, str] = {"attention": adapter.sparse_attention, "mlp": adapter.sparse_mlp}
-    dense = {part: f"dense: {reason}" for part, reason in adapter.masked_parts.items()}
+def _row(family: FamilyFacts) -> ModelRow:
+    parts: dict[Part, str] = {"attention": family.sparse.attention, "mlp": family.sparse.mlp}
+    dense = {part: f"dense: {reason}" for part, reason in family.sparse.masked.items()}
     # Where the text stands does not depend on the size, which all models can make.
-    config = default_arguments(getattr(diffusers, adapter.transformer_class))
-    layout = adapter.planned_layout(config, latents=(4, 64, 64), text_tokens=64)
+    config = default_arguments(getattr(diffusers, family.transformer_class))
+    layout = family.planned_layout(config, latents=(4, 64, 64), text_tokens=64)
     columns = "none in self-attention"
     if layout.text_tokens:
         columns = f"{'before' if layout.text_first else 'behind'} the image's"
         columns += "" if "attention" in dense else ", always kept"
         columns += "; their rows are exact" if layout.exact_text else ""
     guidance = "none; it is distilled into the model"
-    if adapter.guidance_argument is not None:
+    if family.guidance.argument is not None:
         in_batch = "in the same call, as the other half of the batch"
-        call = in_batch if adapter.guides_in_batch else "a second call per step"
-        guidance = f"{adapter.guidance_argument}: {call}"
+        call = in_batch if family.guidance.in_batch else "a second call per step"
+        guidance = f"{family.guidance.argument}: {call}"
     return ModelRow(
-        transformer_class=adapter.transformer_class,
-        families=adapter.families,
+        transformer_class=family.transformer_class,
+        families=family.title,
         text_columns=columns,
         guidance=guidance,
         **{**parts, **dense},

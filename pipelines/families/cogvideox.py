@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from diffusers.models.embeddings import apply_rotary_emb
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.call_reader import Arguments, CallReader
+from chipsparse.pipelines.family import Family
+from chipsparse.pipelines.family_facts import (
+    AttentionFacts,
+    Config,
+    GuidanceFacts,
+    ModuleNames,
+    PerToken,
+    Sharing,
+    SparseParts,
+    TextPlace,
+)
 from chipsparse.pipelines.processors import JointProcessor, dispatch, normed, split_heads
 from chipsparse.pipelines.token_grids import patch_of, patched
+from chipsparse.pipelines.token_order import TokenOrder
 
 MASKED = "the call has a mask of its own"
 
@@ -41,48 +51,54 @@ class CogVideoXProcessor(JointProcessor):
         return output[:, first:], output[:, :first]
 
 
-class CogVideoXAdapter(ModelAdapter):
-    """Joint attention and feed-forward layers of all blocks, the text before the video tokens.
+class CogVideoXReader(CallReader):
+    """Reads latents ``[B, F, C, H, W]``."""
 
-    The text's columns are always kept; its tokens go through the same feed-forward layers. The
-    patch embedding adds the positions of the video tokens, and the pipeline makes their rotary
-    embeddings. In front of the last norm the text has left.
-    """
-
-    transformer_class = "CogVideoXTransformer3DModel"
-    families = "CogVideoX 1.0 and 1.5: text, image and video to video, Fun control"
-    sparse_attention = "joint attention"
-    sparse_mlp = "feed-forward, text tokens included"
-    shares_tokens = True
-    guides_in_batch = True
-    cuts_at_blocks = True
-    attention_name = "attn1"
-    own_processors = MappingProxyType({"CogVideoXAttnProcessor2_0": CogVideoXProcessor})
-    text_place = "first"
-    embedding_name = "patch_embed"
-    last_name = "norm_final"
-    token_arguments = MappingProxyType({"image_rotary_emb": 0})
-
-    @classmethod
-    def is_guided(cls, pipe: Any, arguments: Mapping[str, Any]) -> bool:
-        """Pipelines of this family tell their scale alone."""
-        return (getattr(pipe, "guidance_scale", None) or 0) > 1
-
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """Pipelines fill up the last patch of frames."""
-        frames, rows, columns = latents
-        patch = patch_of(config)
-        return patched((frames + patch[0] - 1, rows, columns), patch)
-
-    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        """The grid of latents ``[B, F, C, H, W]``."""
+    def grids(self, arguments: Arguments) -> tuple[Grid, ...]:
+        """Return the grid of the video."""
         _, frames, _, rows, columns = arguments["hidden_states"].shape
-        return self.grids(self._model.config, (frames, rows, columns))
+        return self.family.grids(self.model.config, (frames, rows, columns))
 
-    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
+    def dense_because(self, arguments: Arguments) -> str | None:
+        """Return the reason of a call with a mask."""
         mask = (arguments.get("attention_kwargs") or {}).get("attention_mask")
         return None if mask is None else MASKED
 
+
+class CogVideoXOrder(TokenOrder):
+    """Orders the video after the patch embedding, which adds positions, with the text before it."""
+
     def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Order the video's tokens among both."""
         return self.ordered_beside_text(output, 1)
+
+
+def grids(config: Config, latents: Grid) -> tuple[Grid, ...]:
+    """The grid of a video, whose last patch of frames pipelines fill up."""
+    frames, rows, columns = latents
+    patch = patch_of(config)
+    return patched((frames + patch[0] - 1, rows, columns), patch)
+
+
+def told_by_scale(pipe: Any) -> bool:
+    """Return whether a pipeline guides; pipelines of this family tell their scale alone."""
+    return (getattr(pipe, "guidance_scale", None) or 0) > 1
+
+
+# Joint attention and feed-forward layers of all blocks, the text before the video tokens. The
+# text's columns are always kept; its tokens go through the same feed-forward layers. The pipeline
+# makes the rotary embeddings. Before the last norm the text has left.
+COGVIDEOX = Family(
+    transformer_class="CogVideoXTransformer3DModel",
+    title="CogVideoX 1.0 and 1.5: text, image and video to video, Fun control",
+    sparse=SparseParts(attention="joint attention", mlp="feed-forward, text tokens included"),
+    modules=ModuleNames(attention="attn1", embedding="patch_embed", last="norm_final"),
+    grids=grids,
+    attention=AttentionFacts(processors={"CogVideoXAttnProcessor2_0": CogVideoXProcessor}),
+    text=TextPlace("first", cut_at_blocks=True),
+    guidance=GuidanceFacts(in_batch=True, told=told_by_scale),
+    per_token=PerToken({"image_rotary_emb": 0}),
+    sharing=Sharing(tokens=True),
+    reader=CogVideoXReader,
+    tokens=CogVideoXOrder,
+)

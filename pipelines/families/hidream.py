@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_hidream_image import apply_rope
 
 from chipsparse.layout import Grid, LayerKind
+from chipsparse.pipelines.call_reader import Arguments, CallReader
+from chipsparse.pipelines.family import Family
+from chipsparse.pipelines.family_facts import (
+    AttentionFacts,
+    Config,
+    GuidanceFacts,
+    ModuleNames,
+    Sharing,
+    SparseParts,
+    TextPlace,
+    TimestepFacts,
+    channels,
+)
 from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.feed_forward_forms import MLPParts
-from chipsparse.pipelines.processors import (
-    DispatchingProcessor,
-    ProcessorTaggingAdapter,
-    dispatch,
-    split_heads,
-)
+from chipsparse.pipelines.processors import DispatchingProcessor, dispatch, split_heads
 from chipsparse.pipelines.token_grids import patched
+from chipsparse.pipelines.token_order import TokenOrder
 
 TEXTS = 3  # in each block's sequence: of T5, of Llama's last layer and of one for the block
 MULTIPLE = 256  # of neurons
@@ -70,77 +78,59 @@ class HiDreamProcessor(DispatchingProcessor):
         return tuple(split_heads(part.to(states.dtype), attn) for part in (query, key, value))
 
 
-class HiDreamAdapter(ProcessorTaggingAdapter):
-    """Joint attention of all blocks; of the feed-forward layers the expert that all tokens pass.
+def neurons(width: int) -> int:
+    """Neurons of a gated layer that has two thirds of a width, rounded up."""
+    return math.ceil(int(2 * width / 3) / MULTIPLE) * MULTIPLE
 
-    Behind the image stands the text, whose columns are always kept. An image that is not square is
-    padded; the model makes zeros of the padding's keys, which attention goes on to see: they are a
-    grid of their own. The image tokens are put in order where the model cuts patches, and in raster
-    order again where it makes an image of them.
-    """
 
-    transformer_class = "HiDreamImageTransformer2DModel"
-    families = "HiDream-I1, distilled too: text to image"
-    sparse_attention = "joint attention of double and single blocks"
-    sparse_mlp = (
-        "the shared expert (gated): of the image tokens in double blocks, of all in single ones; "
-        "routed experts are left"
+def shared_expert(block: Any, names: ModuleNames) -> FeedForwardSite:
+    """The feed-forward layer of a block that all tokens pass."""
+    if hasattr(block.ff_i, "shared_experts"):
+        return FeedForwardModule(block.ff_i, "shared_experts", names.mlp_parts)
+    return FeedForwardModule(block, "ff_i", names.mlp_parts)
+
+
+def kinds(config: Config) -> tuple[LayerKind, ...]:
+    """The kinds of double and single blocks; routed experts count as more linears."""
+    width = channels(config)
+    experts = config["num_routed_experts"]
+    count = neurons(4 * width)
+    projections = 4
+    if experts > 0:
+        routed = 3 * count * config["num_activated_experts"]
+        count = neurons(2 * width)
+        projections = 4 + math.ceil(routed / width)
+    return (
+        LayerKind("double", config["num_layers"], count, False, 3, projections),
+        LayerKind("single", config["num_single_layers"], count, True, 3, projections),
     )
-    why_whole = "it cuts images into tokens itself, and has text of its own in each block"
-    guides_in_batch = True
-    default_latents = 128
-    timestep_argument = "timesteps"
-    attention_name = "attn1"
-    mlp_parts = MLPParts("w3", "w2", "w1")
-    own_processors = MappingProxyType({"HiDreamAttnProcessor": HiDreamProcessor})
 
-    def blocks(self) -> list[Any]:
-        model = self._model
-        return [outer.block for outer in (*model.double_stream_blocks, *model.single_stream_blocks)]
 
-    def feed_forwards(self) -> list[FeedForwardSite]:
-        return [
-            FeedForwardModule(block.ff_i, "shared_experts", self.mlp_parts)
-            if hasattr(block.ff_i, "shared_experts")
-            else FeedForwardModule(block, "ff_i", self.mlp_parts)
-            for block in self.blocks()
-        ]
+def grids(config: Config, latents: Grid) -> tuple[Grid, ...]:
+    """The grids of one image, and of its padding where it is not square."""
+    patch = config["patch_size"] or PATCH
+    (grid,) = patched(latents, (1, patch, patch))
+    longest = math.prod(config["max_resolution"]) // patch**2
+    padding = 0 if latents[1] == latents[2] else longest - math.prod(grid)
+    return (grid, (1, 1, padding)) if padding > 0 else (grid,)
 
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        """Double and single blocks; routed experts count as so many linears more."""
-        channels = cls.channels(config)
-        experts = config["num_routed_experts"]
-        width = neurons(4 * channels)
-        projections = 4
-        if experts > 0:
-            routed = 3 * width * config["num_activated_experts"]
-            width = neurons(2 * channels)
-            projections = 4 + math.ceil(routed / channels)
-        return (
-            LayerKind("double", config["num_layers"], width, False, 3, projections),
-            LayerKind("single", config["num_single_layers"], width, True, 3, projections),
-        )
 
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of one image, and of its padding where it is not square."""
-        patch = config["patch_size"] or PATCH
-        (grid,) = patched(latents, (1, patch, patch))
-        longest = math.prod(config["max_resolution"]) // patch**2
-        padding = 0 if latents[1] == latents[2] else longest - math.prod(grid)
-        return (grid, (1, 1, padding)) if padding > 0 else (grid,)
+def planned_text(text_tokens: int, _latents: Grid) -> int:
+    """The text tokens of all encoders."""
+    return TEXTS * text_tokens
 
-    @classmethod
-    def planned_text(cls, text_tokens: int, latents: Grid) -> int:
-        return TEXTS * text_tokens
 
-    def text_tokens(self, arguments: dict[str, Any]) -> int:
+class HiDreamReader(CallReader):
+    """Reads the texts of both encoders."""
+
+    def text_tokens(self, arguments: Arguments) -> int:
+        """Return the text tokens in a block's sequence."""
         names = ("encoder_hidden_states_t5", "encoder_hidden_states_llama3")
         t5, llama = (arguments[name].shape[-2] for name in names)
         return int(t5 + (TEXTS - 1) * llama)
 
-    def latents(self, arguments: dict[str, Any]) -> torch.Tensor:
+    def latents(self, arguments: Arguments) -> torch.Tensor:
+        """Return the images, which must not be patches."""
         images = super().latents(arguments)
         if images.ndim != 4:
             raise ValueError(
@@ -149,18 +139,23 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
             )
         return images
 
-    def notes(self, arguments: dict[str, Any]) -> list[str]:
-        experts = self._model.config.num_routed_experts
+    def notes(self, arguments: Arguments) -> list[str]:
+        """Return a note on routed experts."""
+        experts = self.model.config.num_routed_experts
         if experts == 0 or not (self.session.caching and self.session.config.mlp.is_sparse):
             return []
         return [f"the {experts} routed experts of each layer run dense: each step chooses anew"]
 
-    def _not_captured_reason(self) -> str | None:
+    def why_not_captured(self) -> str | None:
+        """Return what the host reads at each step."""
         return "the host reads the size of images and how many tokens each expert gets"
 
-    # Tile order.
 
-    def install_tile_order(self) -> None:
+class HiDreamOrder(TokenOrder):
+    """Orders tokens where the model cuts patches, and restores where it makes an image of them."""
+
+    def install(self) -> None:
+        """Wrap both methods; there are no modules to hook."""
         self.replace_method("patchify", self._patchify)
         self.replace_method("unpatchify", self._unpatchify)
 
@@ -173,6 +168,35 @@ class HiDreamAdapter(ProcessorTaggingAdapter):
         return stock(self.restored(tokens), *args)
 
 
-def neurons(width: int) -> int:
-    """Neurons of a gated layer that has two thirds of a width, rounded up."""
-    return math.ceil(int(2 * width / 3) / MULTIPLE) * MULTIPLE
+# Joint attention of all blocks; of the feed-forward layers the expert that all tokens pass. The
+# text stands after the image, and its columns are always kept. An image that is not square is
+# padded; the model makes zeros of the padding's keys, which attention goes on to see: they are a
+# grid of their own.
+HIDREAM = Family(
+    transformer_class="HiDreamImageTransformer2DModel",
+    title="HiDream-I1, distilled too: text to image",
+    sparse=SparseParts(
+        attention="joint attention of double and single blocks",
+        mlp="the shared expert (gated): of the image tokens in double blocks, of all in single "
+        "ones; routed experts are left",
+    ),
+    modules=ModuleNames(
+        blocks=("double_stream_blocks", "single_stream_blocks"),
+        inner="block",
+        attention="attn1",
+        mlp_parts=MLPParts("w3", "w2", "w1"),
+    ),
+    feed_forward=shared_expert,
+    kinds=kinds,
+    grids=grids,
+    default_latents=128,
+    attention=AttentionFacts("processor", processors={"HiDreamAttnProcessor": HiDreamProcessor}),
+    text=TextPlace(planned=planned_text),
+    guidance=GuidanceFacts(in_batch=True),
+    timestep=TimestepFacts("timesteps"),
+    sharing=Sharing(
+        why_whole="it cuts images into tokens itself, and has text of its own in each block",
+    ),
+    reader=HiDreamReader,
+    tokens=HiDreamOrder,
+)

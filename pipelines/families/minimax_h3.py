@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
 import torch
-from diffusers.models.modeling_utils import get_parameter_dtype
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.execution import Execution
+from chipsparse.pipelines.call_reader import Arguments, CallReader, remembered
+from chipsparse.pipelines.family import Family
+from chipsparse.pipelines.family_facts import (
+    GuidanceFacts,
+    ModuleNames,
+    SameBlocks,
+    Sharing,
+    SparseParts,
+    TextPlace,
+    TimestepFacts,
+)
 from chipsparse.pipelines.packed_rows import read_video, video_last
-from chipsparse.pipelines.streams import VideoWithSound
-from chipsparse.pipelines.tensor_facts import remembered
+from chipsparse.pipelines.token_order import TokenOrder
 
 INDICES = ("video_indices", "audio_indices", "text_indices")
 PER_ROW = ("position_ids", "token_tags", "timestep_indices")
@@ -27,51 +31,26 @@ AUDIO_LATENTS = 40 / 24
 AUDIO_CHANNELS = 2
 
 
-class MiniMaxH3Adapter(VideoWithSound):
-    """Self-attention and feed-forward layers of all blocks, for the rows of the generated video.
-
-    Text, audio and conditions stand in the same sequence. Their columns are always kept, and their
-    own rows are computed in full, in attention and feed-forward layers: there are few of them, and
-    sound suffers first. Of the token refiner nothing is patched.
-
-    The model finds rows by indices, so to put them in order is to change those: the others first,
-    the video's rows behind them in 3D tiles. Its outputs follow its indices and stay in the
-    pipeline's order. A skipped call gives both outputs; a forecast draws its line for both over the
-    timesteps of the video.
-    """
-
-    transformer_class = "MiniMaxH3Transformer3DModel"
-    families = "MiniMax-H3: text, images, video and audio to video with sound"
-    sparse_attention = "self-attention of the video rows; text, audio and conditions are exact"
-    sparse_mlp = "feed-forward (gated) of the video rows"
-    why_whole = "it finds rows of text, sound and video by their places among all rows"
-    guidance_argument = None
-    timestep_rises = True
-    uncalled_steps = 1  # the scheduler counts the end
-    text_place = "first"  # and whatever else is no row of the generated video
-    exact_text = True
-    mlp_linears = 3
-    output_class = "transformer_minimax_h3", "MiniMaxH3TransformerOutput"
+class MiniMaxH3Reader(CallReader):
+    """Reads packed sequences of text, sound, conditions and the video that is generated."""
 
     _videos = remembered(read_video)
-    # Captured steps read them there.
-    _orders = remembered(lambda positions, *rows: video_last(positions.T, *rows))
 
-    @classmethod
-    def planned_text(cls, text_tokens: int, latents: Grid) -> int:
-        """With the sound of the video, and no conditions."""
-        return text_tokens + audio_rows(latents[0])
-
-    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
-        grid, _ = self._video(arguments)
+    def grids(self, arguments: Arguments) -> tuple[Grid, ...]:
+        """Return the grid of the generated video."""
+        grid, _ = self.video(arguments)
         return (grid,)
 
-    def text_tokens(self, arguments: dict[str, Any]) -> int:
-        _, rows = self._video(arguments)
+    def text_tokens(self, arguments: Arguments) -> int:
+        """Return the number of rows that are not of the generated video."""
+        _, rows = self.video(arguments)
         return len(arguments["position_ids"]) - len(rows)
 
-    def notes(self, arguments: dict[str, Any]) -> list[str]:
-        """A note if conditions take up all that sparse steps keep: each picture has many rows."""
+    def notes(self, arguments: Arguments) -> list[str]:
+        """Return a note if conditions take up all that sparse steps keep.
+
+        Each picture has many rows.
+        """
         plan = self.session.plan
         if plan is None or plan.is_dense():
             return []
@@ -87,26 +66,31 @@ class MiniMaxH3Adapter(VideoWithSound):
             "kept by their sums; raise it",
         ]
 
-    def own_timestep(self, arguments: dict[str, Any]) -> torch.Tensor:
-        _, rows = self._video(arguments)
+    def own_timestep(self, arguments: Arguments) -> torch.Tensor:
+        """Return the timestep of the generated video."""
+        _, rows = self.video(arguments)
         return arguments["timestep"][arguments["timestep_indices"][rows[-1]]]
 
-    def stream_shapes(self, arguments: dict[str, Any]) -> list[Sequence[int]]:
-        return [arguments[name].shape[1:] for name in ("hidden_states", "audio_hidden_states")]
-
-    def _execution(self, hidden: torch.Tensor) -> Execution:
-        """The text decides about the dtype of the blocks; video and audio may have another."""
-        execution = super()._execution(hidden)
-        if execution.autocast:
-            return execution
-        return replace(execution, dtype=get_parameter_dtype(self._model.context_embedder))
-
-    def _video(self, arguments: dict[str, Any]) -> tuple[Grid, torch.Tensor]:
-        """The grid and the rows of a call's video; reads each sequence once."""
+    def video(self, arguments: Arguments) -> tuple[Grid, torch.Tensor]:
+        """Return the grid and the rows of a call's video; reads each sequence once."""
         return self._videos(arguments["position_ids"], arguments["video_indices"])
 
-    def order_inputs(self, arguments: dict[str, Any]) -> None:
-        _, rows = self._video(arguments)
+
+class MiniMaxH3Order(TokenOrder):
+    """Puts the video's rows last, in tiles.
+
+    The model finds rows by indices, so to put them in order is to change those. Its outputs follow
+    its indices and stay in the pipeline's order.
+    """
+
+    reader: MiniMaxH3Reader
+
+    # Captured steps read them there.
+    _orders = remembered(lambda positions, *rows: video_last(positions.T, *rows))
+
+    def order_inputs(self, arguments: Arguments) -> None:
+        """Change the indices, and order what each row has."""
+        _, rows = self.reader.video(arguments)
         tiles = (self.session.tile_order or ())[:1]
         order, place = self._orders(arguments["position_ids"], rows, *tiles)
         for name in PER_ROW:
@@ -119,3 +103,35 @@ def audio_rows(latent_frames: int) -> int:
     """Rows of the sound of a video that has so many latent frames."""
     chunks = -(-max(0, latent_frames - LATENT_FIRST) // LATENT_CHUNK)
     return AUDIO_CHANNELS * round((CHUNK * chunks + FIRST) * AUDIO_LATENTS)
+
+
+def planned_text(text_tokens: int, latents: Grid) -> int:
+    """The rows of the prompt and of the video's sound, without conditions."""
+    return text_tokens + audio_rows(latents[0])
+
+
+# Self-attention and feed-forward layers of all blocks, for the rows of the generated video. Text,
+# audio and conditions stand in the same sequence. Their columns are always kept, and their own rows
+# are computed in full, in attention and feed-forward layers: there are few of them, and sound
+# suffers first. The token refiner is not patched. A forecast draws its line for both outputs over
+# the timesteps of the video.
+MINIMAX_H3 = Family(
+    transformer_class="MiniMaxH3Transformer3DModel",
+    title="MiniMax-H3: text, images, video and audio to video with sound",
+    sparse=SparseParts(
+        attention="self-attention of the video rows; text, audio and conditions are exact",
+        mlp="feed-forward (gated) of the video rows",
+    ),
+    # The text decides about the dtype of the blocks; video and audio may have another.
+    modules=ModuleNames(dtype="context_embedder"),
+    kinds=SameBlocks(mlp_linears=3),
+    # And whatever else is no row of the generated video.
+    text=TextPlace("first", exact=True, planned=planned_text),
+    guidance=GuidanceFacts(None),
+    timestep=TimestepFacts(rises=True, uncalled_steps=1),  # the scheduler counts the end
+    sharing=Sharing(
+        why_whole="it finds rows of text, sound and video by their places among all rows",
+    ),
+    reader=MiniMaxH3Reader,
+    tokens=MiniMaxH3Order,
+)

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.pipelines.bridge import LayerCall
+from chipsparse.pipelines.call_reader import Arguments, CallReader, remembered
+from chipsparse.pipelines.family import Family
+from chipsparse.pipelines.family_facts import (
+    AttentionFacts,
+    Config,
+    GuidanceFacts,
+    ModuleNames,
+    Patches,
+    PerToken,
+    SameBlocks,
+    Sharing,
+    SparseParts,
+    TextPlace,
+    TimestepFacts,
+)
 from chipsparse.pipelines.feed_forward_forms import MLPParts
+from chipsparse.pipelines.ops import LayerCall
 from chipsparse.pipelines.padded_text import leading_tokens
-from chipsparse.pipelines.processors import ProcessorTaggingAdapter
-from chipsparse.pipelines.tensor_facts import remembered
 from chipsparse.pipelines.token_grids import fitting
+from chipsparse.pipelines.token_order import TokenOrder
+from chipsparse.reasons.reason import nothing_sparse
 from chipsparse.skip.position import StepContext
 from chipsparse.sparse.layers.state import StepState
 
 TEXT = "encoder_hidden_states"
 TEXT_MASK = "encoder_hidden_states_mask"
 CACHE_MODE = "kv_cache_mode"
-NO_CACHE = (
-    "nothing runs sparse: Qwen-Image 2.1 computes its prompt at every step; leave use_kv_cache on"
-)
+NO_CACHE = "Qwen-Image 2.1 computes its prompt at every step", "leave use_kv_cache on"
 
 
 def image_grids(shapes: Any) -> tuple[Grid, ...]:
@@ -48,69 +58,54 @@ def valid_length(mask: torch.Tensor) -> int | None:
     return lengths[0] or None if lengths and len(set(lengths)) == 1 else None
 
 
-class QwenImageAdapter(ProcessorTaggingAdapter):
-    """Joint attention and image feed-forward layers of every block; the text's stay dense.
-
-    Text tokens stand before the image tokens; their columns are always kept. A prompt mask is
-    avoided where anything is sparse: what it masks is cut off, if that is the same for all samples.
-    """
-
-    transformer_class = "QwenImageTransformer2DModel"
-    families = "Qwen-Image: text and image to image, inpainting, editing, ControlNet"
-    sparse_attention = "joint attention"
-    sparse_mlp = "feed-forward of the image tokens"
-    shares_tokens = True
-    guidance_argument = "true_cfg_scale"
-    default_latents = 128
-    timestep_scale = 1000
-    mlp_name = "img_mlp"
-    mlp_sees_text = False
-    text_place = "first"
-    cuts_at_blocks = True
-    needs_text = True  # its rotary embedding takes no empty text
-    token_patch = (1, 2, 2)
-    rotary_name = "pos_embed"
-    last_name = "norm_out"
-    token_arguments = MappingProxyType({"hidden_states": 1, "controlnet_block_samples": 1})
+class QwenImageReader(CallReader):
+    """Reads packed latents with ``img_shapes``, and prompt masks."""
 
     _length_of = remembered(valid_length)
 
-    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+    def grids(self, arguments: Arguments) -> tuple[Grid, ...]:
+        """Return the grids of the images."""
         tokens = arguments["hidden_states"].shape[1]
         return fitting(image_grids(arguments["img_shapes"]), tokens)
 
-    def text_tokens(self, arguments: dict[str, Any]) -> int:
-        length = self._valid_length(arguments)
+    def text_tokens(self, arguments: Arguments) -> int:
+        """Return the length of the text, without padding where all samples have one length."""
+        length = self.valid_length(arguments)
         return super().text_tokens(arguments) if length is None else length
 
-    @classmethod
-    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        if not config.get("zero_cond_t", False):
-            return super().why_not_split(config)
-        return "it modulates the tokens of its reference images otherwise (zero_cond_t)"
-
-    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        if arguments.get(TEXT_MASK) is None or self._valid_length(arguments) is not None:
+    def dense_because(self, arguments: Arguments) -> str | None:
+        """Return the reason of masks that leave no single length."""
+        if arguments.get(TEXT_MASK) is None or self.valid_length(arguments) is not None:
             return None
         return "the text is masked otherwise than by one length for all samples of a call"
 
-    def needs_mask(self, arguments: dict[str, Any]) -> bool:
-        return arguments.get(TEXT_MASK) is not None and not self._cuts_text(arguments)
+    def needs_mask(self, arguments: Arguments) -> bool:
+        """Return whether a call has a mask, and text that is not cut."""
+        return arguments.get(TEXT_MASK) is not None and not self.cuts_text(arguments)
 
-    def masks_text(self, arguments: dict[str, Any]) -> bool:
-        return self._valid_length(arguments) is not None
+    def masks_text(self, arguments: Arguments) -> bool:
+        """Return whether the text can be cut instead of masked."""
+        return self.valid_length(arguments) is not None
 
-    def _cuts_text(self, arguments: dict[str, Any]) -> bool:
-        ours = self.session.attends or self.split is not None
-        return ours and self.masks_text(arguments)
+    def cuts_text(self, arguments: Arguments) -> bool:
+        """Return whether the text of the open call is cut."""
+        return self.is_ours and self.masks_text(arguments)
 
-    def _valid_length(self, arguments: dict[str, Any]) -> int | None:
+    def valid_length(self, arguments: Arguments) -> int | None:
+        """Return the one length of all samples' text, if a mask names it."""
         mask = arguments.get(TEXT_MASK)
         return None if mask is None else self._length_of(mask)
 
-    def order_inputs(self, arguments: dict[str, Any]) -> None:
-        if self._cuts_text(arguments):
-            arguments[TEXT] = arguments[TEXT][:, : self._valid_length(arguments)]
+
+class QwenImageOrder(TokenOrder):
+    """Cuts the text, and orders the rotary embedding of the image."""
+
+    reader: QwenImageReader
+
+    def order_inputs(self, arguments: Arguments) -> None:
+        """Cut the text instead of masking it, and order the image."""
+        if self.reader.cuts_text(arguments):
+            arguments[TEXT] = arguments[TEXT][:, : self.reader.valid_length(arguments)]
             arguments[TEXT_MASK] = None
         super().order_inputs(arguments)
 
@@ -120,6 +115,7 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         _args: Any,
         output: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Order the image's part, and cut the text's."""
         image, text = output
         plan = self.session.plan
         # Of other sizes the model says what does not fit.
@@ -129,75 +125,88 @@ class QwenImageAdapter(ProcessorTaggingAdapter):
         return self.ordered(image, 0), self.own_text(text, 0)
 
 
-class QwenImage21Adapter(ModelAdapter):
-    """Attention and feed-forward layers of the image's tokens, behind keys of the prompt.
+def why_not_shared(config: Config) -> str | None:
+    """Return the reason of models that modulate references otherwise."""
+    if config.get("zero_cond_t", False):
+        return "it modulates the tokens of its reference images otherwise (zero_cond_t)"
+    return None
+
+
+# Joint attention and image feed-forward layers of every block; the text's stay dense. Text tokens
+# stand before the image tokens; their columns are always kept. A prompt mask is avoided where
+# anything is sparse: what it masks is cut off, if that is the same for all samples.
+QWEN_IMAGE = Family(
+    transformer_class="QwenImageTransformer2DModel",
+    title="Qwen-Image: text and image to image, inpainting, editing, ControlNet",
+    sparse=SparseParts(attention="joint attention", mlp="feed-forward of the image tokens"),
+    modules=ModuleNames(mlp="img_mlp", rotary="pos_embed", last="norm_out"),
+    kinds=SameBlocks(mlp_sees_text=False),
+    grids=Patches((1, 2, 2)),
+    default_latents=128,
+    attention=AttentionFacts("processor"),
+    # Its rotary embedding takes no empty text.
+    text=TextPlace("first", cut_at_blocks=True, needed=True),
+    guidance=GuidanceFacts("true_cfg_scale"),
+    timestep=TimestepFacts(scale=1000),
+    per_token=PerToken({"hidden_states": 1, "controlnet_block_samples": 1}),
+    sharing=Sharing(tokens=True, why_not=why_not_shared),
+    reader=QwenImageReader,
+    tokens=QwenImageOrder,
+)
+
+
+class QwenImage21Reader(CallReader):
+    """Reads calls that keep keys and values of the prompt, or read them.
 
     The pipeline's first step fills a cache with keys and values of the prompt and of reference
     images, which no later step changes. It runs as without chipsparse, and the second is the first
-    that records. From then on layers see the image's tokens alone, and its queries meet the keys of
-    the cache besides their own: those columns stand first, as text, and are always kept. The ops
-    want as many queries as keys, so zeros stand for the queries of the prompt.
+    that records. From then on layers see the image's tokens alone.
     """
-
-    transformer_class = "QwenImage21Transformer2DModel"
-    families = "Qwen-Image 2.1, turbo too: text to image, editing"
-    sparse_attention = "the image's, to the prompt and itself; the first step is the model's own"
-    sparse_mlp = "feed-forward (gated) of the image tokens"
-    why_whole = "its first step, which keeps keys of the prompt, runs as without chipsparse"
-    guidance_argument = "true_cfg_scale"
-    timestep_scale = 1000
-    mlp_name = "img_mlp"
-    mlp_parts = MLPParts("proj", "out", "gate_layer", "activation_fn")
-    mlp_sees_text = False
-    mlp_linears = 3
-    text_place = "first"  # keys of the prompt and of reference images
-    rotary_name = "pos_embed"
-    last_name = "norm_out"
 
     _is_all_valid = remembered(lambda mask: bool(mask.all()))
 
-    @classmethod
-    def grids(cls, config: Mapping[str, Any], latents: Grid) -> tuple[Grid, ...]:
-        """That of one image; latents are not cut into patches."""
-        return (latents,)
-
-    def called_grids(self, arguments: dict[str, Any]) -> tuple[Grid, ...]:
+    def grids(self, arguments: Arguments) -> tuple[Grid, ...]:
+        """Return the grid of the image."""
         return (tuple(arguments["img_shapes"][0][-1]),)
 
-    def text_tokens(self, arguments: dict[str, Any]) -> int:
+    def text_tokens(self, arguments: Arguments) -> int:
+        """Return the number of keys in the cache."""
         return arguments["kv_cache"].get_layer(0).get()[0].shape[1]
 
-    def why_attention_is_dense(self, arguments: dict[str, Any]) -> str | None:
-        """A mask that leaves something out; modular pipelines always pass one."""
+    def dense_because(self, arguments: Arguments) -> str | None:
+        """Return the reason of a mask that leaves something out; modular pipelines pass one."""
         mask = arguments.get(TEXT_MASK)
         if mask is None or self._is_all_valid(mask):
             return None
         return "the prompts of the batch differ in length, so the shorter ones need a mask"
 
-    # The first step.
-
-    def knows(self, context: StepContext, arguments: dict[str, Any]) -> bool:
+    def knows(self, context: StepContext, arguments: Arguments) -> bool:
         """Return whether a call reads the keys of the prompt that an earlier one has kept."""
         return bool(arguments.get(CACHE_MODE) == "cached")
 
-    def observe(self, context: StepContext, arguments: dict[str, Any]) -> None:
-        if context.step == 0:
-            self.reset()
+    def observe(self, context: StepContext, arguments: Arguments) -> bool:
+        """Report pipelines that keep nothing."""
         if arguments.get(CACHE_MODE) is None:
-            self.session.report.run_dense(NO_CACHE)
-        for site in self.feed_forward_sites:
-            site.run_as(None)
+            self.session.report.add(nothing_sparse("model.no_cache", *NO_CACHE))
+        return True
 
-    def _not_captured_reason(self) -> str | None:
+    def why_not_captured(self) -> str | None:
+        """Return what the host reads at each step."""
         return "the host reads where in the sequence images are"
 
-    # As many queries as keys.
 
-    def attention(self, layer: int) -> LayerCall:
-        """The layer's attention, with queries of zeros for the keys that are kept."""
-        return partial(self._behind_kept_keys, super().attention(layer))
+class QwenImage21Order(TokenOrder):
+    """Orders the image, whose queries meet the keys of the cache besides their own.
 
-    def _behind_kept_keys(
+    Those columns stand first, as text, and are always kept. The ops want as many queries as keys,
+    so zeros stand for the queries of the prompt.
+    """
+
+    def around(self, attend: LayerCall) -> LayerCall:
+        """Return the layer's attention, with queries of zeros for the keys that are kept."""
+        return partial(self._after_kept_keys, super().around(attend))
+
+    def _after_kept_keys(
         self,
         attend: LayerCall,
         state: StepState | None,
@@ -210,12 +219,44 @@ class QwenImage21Adapter(ModelAdapter):
         output = attend(state, F.pad(query, (0, 0, kept, 0)), key, value, **options)
         return output[:, :, kept:]
 
-    # Tile order.
-
-    def order_inputs(self, arguments: dict[str, Any]) -> None:
-        if not self.needs_mask(arguments):
+    def order_inputs(self, arguments: Arguments) -> None:
+        """Order the image's tokens, and drop masks that leave nothing out."""
+        if not self.reader.needs_mask(arguments):
             arguments[TEXT_MASK] = None
         arguments["hidden_states"] = self.ordered_beside_text(arguments["hidden_states"], 1)
 
     def ordered_rotary(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Order the image's part."""
         return self.ordered_beside_text(output, 0)
+
+
+def whole_latents(_config: Config, latents: Grid) -> tuple[Grid, ...]:
+    """The grid of one image; latents are not cut into patches."""
+    return (latents,)
+
+
+# Attention and feed-forward layers of the image's tokens, after keys of the prompt.
+QWEN_IMAGE_21 = Family(
+    transformer_class="QwenImage21Transformer2DModel",
+    title="Qwen-Image 2.1, turbo too: text to image, editing",
+    sparse=SparseParts(
+        attention="the image's, to the prompt and itself; the first step is the model's own",
+        mlp="feed-forward (gated) of the image tokens",
+    ),
+    modules=ModuleNames(
+        mlp="img_mlp",
+        mlp_parts=MLPParts("proj", "out", "gate_layer", "activation_fn"),
+        rotary="pos_embed",
+        last="norm_out",
+    ),
+    kinds=SameBlocks(mlp_sees_text=False, mlp_linears=3),
+    grids=whole_latents,
+    text=TextPlace("first"),  # keys of the prompt and of reference images
+    guidance=GuidanceFacts("true_cfg_scale"),
+    timestep=TimestepFacts(scale=1000),
+    sharing=Sharing(
+        why_whole="its first step, which keeps keys of the prompt, runs as without chipsparse",
+    ),
+    reader=QwenImage21Reader,
+    tokens=QwenImage21Order,
+)

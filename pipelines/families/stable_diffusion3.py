@@ -2,67 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any
 
 from chipsparse.layout import Grid, LayerKind
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.call_reader import Arguments, CallReader
+from chipsparse.pipelines.family import Family
+from chipsparse.pipelines.family_facts import (
+    AttentionFacts,
+    Config,
+    GuidanceFacts,
+    ModuleNames,
+    PerToken,
+    Sharing,
+    SparseParts,
+    TextPlace,
+    neurons,
+)
 from chipsparse.pipelines.processors import JointProcessor
 
 CLIP_TOKENS = 77  # which stand in the sequence before those of T5
+PROJECTIONS = 4  # of an attention layer
 
 
-class StableDiffusion3Adapter(ModelAdapter):
-    """Joint attention and image feed-forward layers of all blocks, the text behind the image.
+class StableDiffusion3Reader(CallReader):
+    """Notes dual layers."""
 
-    The text's columns are always kept, and its feed-forward layers stay dense. So does the second
-    attention of the dual layers of 3.5 medium (``attn2``), which sees the image alone. The patch
-    embedding adds the positions of the image tokens.
-    """
-
-    transformer_class = "SD3Transformer2DModel"
-    families = "Stable Diffusion 3 and 3.5: text and image to image, inpainting, ControlNet"
-    sparse_attention = "joint attention; the second one of 3.5 medium (attn2) is left dense"
-    sparse_mlp = "feed-forward of the image tokens"
-    shares_tokens = True
-    guides_in_batch = True
-    default_latents = 128
-    cuts_at_blocks = True
-    tags_over_masks = True  # which the stock processor does not read
-    own_processors = MappingProxyType({"JointAttnProcessor2_0": JointProcessor})
-    embedding_name = "pos_embed"
-    last_name = "norm_out"
-    token_arguments = MappingProxyType({"block_controlnet_hidden_states": 1})
-
-    @classmethod
-    def further_branches(cls, argument: Callable[[str], Any]) -> int:
-        """Guidance that passes some layers over is a call of its own."""
-        guided = (argument("guidance_scale") or 0.0) > 1
-        return int(guided and argument("skip_guidance_layers") is not None)
-
-    @classmethod
-    def kinds(cls, config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-        dual = [layer in config["dual_attention_layers"] for layer in range(config["num_layers"])]
-        return tuple(
-            LayerKind(
-                "dual" if is_dual else "joint",
-                len(list(layers)),
-                cls.neurons(config),
-                mlp_sees_text=False,
-                projections=2 * cls.projections if is_dual else cls.projections,
-            )
-            for is_dual, layers in groupby(dual)
-        )
-
-    @classmethod
-    def planned_text(cls, text_tokens: int, latents: Grid) -> int:
-        """The pipeline's length of the prompt is that of T5 alone."""
-        return CLIP_TOKENS + text_tokens
-
-    def notes(self, arguments: dict[str, Any]) -> list[str]:
-        blocks = self._model.transformer_blocks
+    def notes(self, arguments: Arguments) -> list[str]:
+        """Return a note on the second attention."""
+        blocks = self.model.transformer_blocks
         dual = sum(block.attn2 is not None for block in blocks)
         if dual == 0 or not (self.session.caching and self.session.config.attention.is_sparse):
             return []
@@ -71,8 +40,61 @@ class StableDiffusion3Adapter(ModelAdapter):
             "only the joint one is sparse",
         ]
 
-    @classmethod
-    def why_not_split(cls, config: Mapping[str, Any]) -> str | None:
-        if not config["dual_attention_layers"]:
-            return super().why_not_split(config)
+
+def kinds(config: Config) -> tuple[LayerKind, ...]:
+    """The kinds of blocks, dual ones and others, as they follow each other."""
+    dual = [layer in config["dual_attention_layers"] for layer in range(config["num_layers"])]
+    return tuple(
+        LayerKind(
+            "dual" if is_dual else "joint",
+            len(list(layers)),
+            neurons(config),
+            mlp_sees_text=False,
+            projections=2 * PROJECTIONS if is_dual else PROJECTIONS,
+        )
+        for is_dual, layers in groupby(dual)
+    )
+
+
+def planned_text(text_tokens: int, _latents: Grid) -> int:
+    """The text tokens of both encoders; the pipeline's length of the prompt is that of T5 alone."""
+    return CLIP_TOKENS + text_tokens
+
+
+def further_branches(argument: Callable[[str], Any]) -> int:
+    """Count guidance that passes some layers over, a call of its own."""
+    guided = (argument("guidance_scale") or 0.0) > 1
+    return int(guided and argument("skip_guidance_layers") is not None)
+
+
+def why_not_shared(config: Config) -> str | None:
+    """Return the reason of models with dual layers."""
+    if config["dual_attention_layers"]:
         return "its second attention (attn2, in dual layers) is not exchanged between them"
+    return None
+
+
+# Joint attention and image feed-forward layers of all blocks, the text after the image. The text's
+# columns are always kept, and its feed-forward layers stay dense. So does the second attention of
+# the dual layers of 3.5 medium (``attn2``), which sees the image alone. The patch embedding adds
+# the positions of the image tokens.
+STABLE_DIFFUSION_3 = Family(
+    transformer_class="SD3Transformer2DModel",
+    title="Stable Diffusion 3 and 3.5: text and image to image, inpainting, ControlNet",
+    sparse=SparseParts(
+        attention="joint attention; the second one of 3.5 medium (attn2) is left dense",
+        mlp="feed-forward of the image tokens",
+    ),
+    modules=ModuleNames(embedding="pos_embed", last="norm_out"),
+    kinds=kinds,
+    default_latents=128,
+    attention=AttentionFacts(
+        tags_over_masks=True,  # which the stock processor does not read
+        processors={"JointAttnProcessor2_0": JointProcessor},
+    ),
+    text=TextPlace(planned=planned_text, cut_at_blocks=True),
+    guidance=GuidanceFacts(in_batch=True, further_branches=further_branches),
+    per_token=PerToken({"block_controlnet_hidden_states": 1}),
+    sharing=Sharing(tokens=True, why_not=why_not_shared),
+    reader=StableDiffusion3Reader,
+)

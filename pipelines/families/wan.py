@@ -6,37 +6,31 @@ from typing import Any
 
 import torch
 
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.family import Family
+from chipsparse.pipelines.family_facts import (
+    ModuleNames,
+    PerToken,
+    SameBlocks,
+    Sharing,
+    SparseParts,
+    TextPlace,
+)
+from chipsparse.pipelines.token_order import TokenOrder
 
 
-class WanAdapter(ModelAdapter):
-    """Self-attention (``attn1``) and feed-forward layers of every block; cross-attention is left.
+class WanOrder(TokenOrder):
+    """Orders tokens after the patch embedding, and in raster order again before the output norm.
 
-    The tokens are put in order behind the patch embedding and in raster order again before the
-    output norm; the rotary embeddings and the per-token timestep embeddings of Wan 2.2 TI2V follow.
-    None of these hooks is inside a transformer block.
+    The rotary embeddings and the per-token timestep embeddings of Wan 2.2 TI2V follow.
     """
 
-    transformer_class = "WanTransformer3DModel"
-    families = "Wan 2.1 and 2.2, with one expert or two: text, image and video to video"
-    sparse_attention = "self-attention; cross-attention is left"
-    shares_tokens = True
-    shares_guidance = True
-    block_list = "blocks"
-    attention_name = "attn1"
-    mlp_name = "ffn"
-    projections = 6  # q, k, v and out of self-attention; q and out of cross-attention
-    text_place = "cross-attention"
-    rotary_dim = 1
-    embedding_name = "patch_embedding"
-    rotary_name = "rope"
-    last_name = "norm_out"
-
-    def install_tile_order(self) -> None:
-        super().install_tile_order()
+    def install(self) -> None:
+        """Hook the embedding of timesteps, too."""
+        super().install()
         self.hook_output("condition_embedder", self._order_timesteps)
 
     def order_embedded(self, _module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        """Order ``[B, C, F, H, W]``."""
         tokens = self.ordered(output.flatten(2), 2)
         # A piece of the sequence has no frames; the model flattens what it gets.
         return tokens.view(output.shape) if self.split is None else tokens
@@ -46,3 +40,24 @@ class WanAdapter(ModelAdapter):
         if projection.ndim == 2:  # one timestep for all tokens
             return output
         return (temb, self.ordered(projection, 1), *rest)
+
+
+# Self-attention (``attn1``) and feed-forward layers of every block run sparse.
+WAN = Family(
+    transformer_class="WanTransformer3DModel",
+    title="Wan 2.1 and 2.2, with one expert or two: text, image and video to video",
+    sparse=SparseParts(attention="self-attention; cross-attention is left"),
+    modules=ModuleNames(
+        blocks=("blocks",),
+        attention="attn1",
+        mlp="ffn",
+        embedding="patch_embedding",
+        rotary="rope",
+        last="norm_out",
+    ),
+    kinds=SameBlocks(projections=6),  # q, k, v and out of self-attention; q and out of the other
+    text=TextPlace("cross-attention"),
+    per_token=PerToken(rotary_dim=1),
+    sharing=Sharing(tokens=True, guidance=True),
+    tokens=WanOrder,
+)

@@ -7,10 +7,12 @@ step. What reads it before fails.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.parallel.peers import Peers
 from chipsparse.skip.position import StepContext
@@ -58,6 +60,21 @@ def _sent(value: Any, func: Any) -> Any:
             "different processes; use Parallel(guidance=1)",
         )
     return value.output
+
+
+def output_of(result: Any) -> torch.Tensor:
+    """Return the one output of a model that shares guidance; see `wrapped`."""
+    return result[0]
+
+
+def wrapped(output: torch.Tensor, arguments: Mapping[str, Any]) -> Any:
+    """Return an output as the models that share guidance do.
+
+    A process never sees a result of the calls that others compute, so their form is fixed here.
+    """
+    if arguments.get("return_dict", True):
+        return Transformer2DModelOutput(sample=output)
+    return (output,)
 
 
 class GuidanceSplit:

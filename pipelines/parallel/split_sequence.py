@@ -17,7 +17,7 @@ from chipsparse.layout import ModelLayout
 from chipsparse.parallel.head_chunks import HeadChunks
 from chipsparse.parallel.head_exchange import HeadExchange
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, with_largest_share
-from chipsparse.pipelines.bridge import LayerCall
+from chipsparse.pipelines.ops import LayerCall
 from chipsparse.sparse.layers.state import StepState
 
 CUT = "chipsparse_cut"

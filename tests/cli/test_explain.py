@@ -121,7 +121,7 @@ def test_caches_are_as_large_as_in_a_real_generation(explained, workdir, make, g
 
     def look(_pipe, _step, _t, tensors):
         sizes.append({kept.field: 0 for kept in PLACED})
-        caches = handle._adapters[0].session._caches
+        caches = handle._runners[0].sparse.session._caches
         for key in caches:
             for kept in PLACED:
                 tensor = getattr(getattr(caches[key], kept.part), kept.field)

@@ -22,7 +22,7 @@ from chipsparse.cli.model.schedulers import choose_scheduler
 from chipsparse.cli.model.weights import weights_digest
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.pipelines import model_files
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import FAMILIES
 from tests.cli.conftest import change_json, command, nothing_written
 
 # Of libraries, as older schedulers are tried with a newer NumPy.
@@ -238,19 +238,19 @@ def test_a_lora_of_another_model(generate, tmp_path, workdir):
         assert generate(*ONE, "--lora", str(file)).sentence().startswith(f"--lora {file} ")
 
 
-def test_every_adapter_is_listed_with_what_it_says(monkeypatch):
+def test_every_family_is_listed_with_what_it_says(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     page = command("models").fine().stdout
     content = command("models", "--json").json()
     rows = {row["transformer_class"]: row for row in content["models"]}
-    assert list(rows) == list(ADAPTERS)
+    assert list(rows) == list(FAMILIES)
     assert max(map(len, page.splitlines())) <= 80
     words = " ".join(page.split())
-    for name, adapter in ADAPTERS.items():
+    for name, family in FAMILIES.items():
         row = rows[name]
-        dense = {part: f"dense: {x}" for part, x in adapter.masked_parts.items()}
-        told = {"attention": adapter.sparse_attention, "mlp": adapter.sparse_mlp, **dense}
-        assert {"families": adapter.families, **told}.items() <= row.items()
+        dense = {part: f"dense: {x}" for part, x in family.sparse.masked.items()}
+        told = {"attention": family.sparse.attention, "mlp": family.sparse.mlp, **dense}
+        assert {"families": family.title, **told}.items() <= row.items()
         assert all(row[key] and row[key] in words for key in (*told, "text_columns", "guidance"))
     assert content["pipelines"] in words
     for name, line in content["other_classes"].items():

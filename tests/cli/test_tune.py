@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,8 @@ from chipsparse.cli.tune.lab import TIMED_ACTIONS
 from chipsparse.cli.tune.record import TuningResult
 from chipsparse.experiments.lpips import Lpips
 from chipsparse.experiments.store import Store
+from chipsparse.pipelines.families.flux import FLUX
+from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedTarget
 from chipsparse.tuning.forms import DENSITIES
@@ -270,7 +273,8 @@ def test_steps_that_do_not_call_the_transformer_are_not_searched(tune, monkeypat
         asked.append(arguments["num_inference_steps"])
         raise UserError("enough")
 
-    monkeypatch.setattr("chipsparse.pipelines.families.flux.FluxAdapter.uncalled_steps", 1)
+    timestep = replace(FLUX.timestep, uncalled_steps=1)
+    monkeypatch.setitem(FAMILIES, FLUX.transformer_class, replace(FLUX, timestep=timestep))
     monkeypatch.setattr("chipsparse.cli.tune.job.Search", search)
     monkeypatch.setattr("chipsparse.cli.tune.lab.time_steps", timed)
     assert tune("--min-psnr", "30").sentence() == "enough"
@@ -288,7 +292,8 @@ def test_sparse_mlps_are_timed_where_mlps_can_run_sparse(tune, monkeypatch, mask
     def clip(*_):
         raise UserError("enough")
 
-    monkeypatch.setattr("chipsparse.pipelines.families.flux.FluxAdapter.masked_parts", masked)
+    sparse = replace(FLUX.sparse, masked=masked)
+    monkeypatch.setitem(FAMILIES, FLUX.transformer_class, replace(FLUX, sparse=sparse))
     monkeypatch.setattr(
         "chipsparse.cli.tune.job.Search",
         lambda lab, *_, **__: SimpleNamespace(run=lab.step_seconds),

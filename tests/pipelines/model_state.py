@@ -17,7 +17,7 @@ def actions(handle, branch="cond"):
 def calls_begun(handle):
     """The context and the layout of every call of the transformer from now on, as they come."""
     calls = []
-    session = handle._adapters[0].session
+    session = handle._runners[0].sparse.session
     begin = session.begin
 
     def look(decision, plan, reading):

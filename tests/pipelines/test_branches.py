@@ -5,7 +5,7 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 
 import chipsparse
-from chipsparse.pipelines.families.stable_diffusion3 import StableDiffusion3Adapter
+from chipsparse.pipelines.families.stable_diffusion3 import STABLE_DIFFUSION_3
 from tests.pipelines.changes import at_step
 from tests.pipelines.families import cogvideox, ltx, stable_diffusion3
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, generate
@@ -32,7 +32,7 @@ def test_branches_in_one_batch_keep_the_same_columns_and_samples_keep_their_own(
     kept = []
 
     def look():
-        caches = handle._adapters[0].session._caches
+        caches = handle._runners[0].sparse.session._caches
         branch = handle.report.steps[-1].branch
         kept.append(caches[branch, 0].attention.columns.clone())
 
@@ -61,7 +61,7 @@ def test_what_the_enabled_pipeline_did_before_says_nothing_of_another_one():
 
 def test_skip_layer_guidance_is_a_branch_of_its_own():
     """Its calls have one sample and pass a layer over, between calls with two samples."""
-    branches = StableDiffusion3Adapter.further_branches
+    branches = STABLE_DIFFUSION_3.guidance.further_branches
     for call, more in ((SKIPPING, 1), ({**SKIPPING, "guidance_scale": 1.0}, 0), (GUIDED, 0)):
         assert branches(call.get) == more
     pipe = stable_diffusion3.tiny_pipeline()
@@ -70,7 +70,9 @@ def test_skip_layer_guidance_is_a_branch_of_its_own():
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(generate(pipe, SKIPPING), expected)
         assert handle.report.fallbacks == []
-        assert handle._adapters[0].session.cache_bytes() == 0  # the pipeline says when it is done
+        assert (
+            handle._runners[0].sparse.session.cache_bytes() == 0
+        )  # the pipeline says when it is done
     whole, skipping = (
         {record.step: record for record in handle.report.steps if record.branch == branch}
         for branch in ("call0", "call1")

@@ -17,9 +17,9 @@ from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 import chipsparse
 from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityConfig
 from chipsparse.common.tensor_writes import is_compared
-from chipsparse.pipelines.adapter import ADAPTER
-from chipsparse.pipelines.families.wan import WanAdapter
+from chipsparse.pipelines.families.wan import WAN
 from chipsparse.pipelines.patches import stock_class
+from chipsparse.pipelines.runner import RUNNER
 from chipsparse.profiles.profile import QUALITIES
 from tests.pipelines.changes import add_lora, at_step
 from tests.pipelines.model_state import actions, state_of
@@ -147,7 +147,7 @@ def test_what_is_no_config_or_no_quality_is_refused(pipe, arguments, said, tmp_p
     (tmp_path / "flux.yaml").write_text("model_class: FluxTransformer2DModel")
     with pytest.raises(ValueError, match=said):
         chipsparse.enable(pipe, **arguments)
-    assert ADAPTER not in vars(pipe.transformer)
+    assert RUNNER not in vars(pipe.transformer)
 
 
 def test_what_is_no_scheduler_is_refused(pipe):
@@ -308,7 +308,7 @@ def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
                 assert torch.equal(looped(other, other.transformer), by_hand)
             assert handle.report.pipeline.transformers == {"transformer": model_class.__name__}
     with chipsparse.enable(other, quality="faithful") as handle:  # the profile is that of Wan, too
-        profile = chipsparse.find_profile(None, WanAdapter.transformer_class)
+        profile = chipsparse.find_profile(None, WAN.transformer_class)
         assert handle.config == profile.qualities["faithful"]
 
 
@@ -388,7 +388,7 @@ def test_inference_tensors_on_a_gpu_are_compared_only_where_the_user_runs_betwee
     """To compare them is to wait for the GPU."""
     seen = []
     look = pipe.transformer.register_forward_pre_hook(
-        lambda *_: seen.append(handle._adapters[0].is_undisturbed()),
+        lambda *_: seen.append(handle._runners[0].is_undisturbed()),
     )
     dense = SparsityConfig.dense()
     with chipsparse.enable(pipe, dense) as handle, torch.no_grad():

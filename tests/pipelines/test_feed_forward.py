@@ -7,7 +7,7 @@ from diffusers.models.transformers.transformer_flux2 import Flux2ParallelSelfAtt
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.pipelines.model_patch import ModelPatch
 from chipsparse.sparse.layers.mlp import MLPLayer
 from tests.pipelines.changes import Adapted, Packed, add_lora, offload_groups
 from tests.pipelines.families import flux2, stable_diffusion3
@@ -158,7 +158,7 @@ def test_an_active_lora_runs_dense_a_fused_one_sparse(model, target, which, dens
 def turned(monkeypatch):
     """Turns the weights on a CPU, too, as long as the list's last entry says so."""
     wanted = [True]
-    monkeypatch.setattr(ModelAdapter, "_wants_contiguous_channels", lambda *_: wanted[-1])
+    monkeypatch.setattr(ModelPatch, "wants_contiguous_channels", lambda *_: wanted[-1])
     return wanted
 
 

@@ -11,7 +11,7 @@ from diffusers import ModelMixin, SanaTransformer2DModel, WanTransformer3DModel
 from diffusers.models import transformers
 
 import chipsparse
-from chipsparse.pipelines.registry import ADAPTERS, OTHER_CLASSES
+from chipsparse.pipelines.registry import FAMILIES, OTHER_CLASSES
 
 
 def test_every_transformer_class_of_diffusers_has_an_adapter_or_a_line():
@@ -22,7 +22,7 @@ def test_every_transformer_class_of_diffusers_has_an_adapter_or_a_line():
             own = getattr(value, "__module__", None) == imported.__name__
             if own and inspect.isclass(value) and issubclass(value, ModelMixin):
                 names.add(name)
-    assert names == ADAPTERS.keys() | OTHER_CLASSES.keys()
+    assert names == FAMILIES.keys() | OTHER_CLASSES.keys()
 
 
 class OfItsOwn(WanTransformer3DModel):

@@ -168,7 +168,7 @@ def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
             assert handle.report.generation == last + 1
             assert (handle.report.fallbacks, handle.report.nothing_sparse) == ([], None)
             assert len(counts(handle) - {None}) == 1
-            assert all(adapter.session.cache_bytes() == 0 for adapter in handle._adapters)
+            assert all(runner.sparse.session.cache_bytes() == 0 for runner in handle._runners)
         assert torch.equal(call(pipe, case), expected)
         assert records(handle) == steps
         assert handle.report.fallbacks == []
@@ -304,7 +304,7 @@ def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided
     )
     for loop_of, branches in ((parts, 1 + guided), (pipe, 1)):
         with chipsparse.enable(loop_of, SPARSE) as handle:
-            assert handle._adapters[0].branches() == branches
+            assert handle._runners[0].branches() == branches
 
 
 def own_loop(pipe, scheduler=None, *, broken=None, steps=True):

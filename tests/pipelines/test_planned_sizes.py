@@ -2,10 +2,10 @@
 
 import pytest
 
-from chipsparse.pipelines.families.flux import FluxAdapter
-from chipsparse.pipelines.families.hidream import HiDreamAdapter
+from chipsparse.pipelines.families.flux import FLUX
+from chipsparse.pipelines.families.hidream import HIDREAM
 from chipsparse.pipelines.families.minimax_h3 import audio_rows
-from chipsparse.pipelines.families.stable_diffusion3 import StableDiffusion3Adapter
+from chipsparse.pipelines.families.stable_diffusion3 import STABLE_DIFFUSION_3
 from tests.pipelines.families import hidream, stable_diffusion3
 from tests.tiny_models import tiny_flux_pipeline
 
@@ -17,7 +17,7 @@ def test_the_released_sizes_of_hidream():
         "num_attention_heads": 20,
         "max_resolution": (128, 128),
     }
-    layout = HiDreamAdapter.planned_layout(config, latents=(1, 96, 128), text_tokens=128)
+    layout = HIDREAM.planned_layout(config, latents=(1, 96, 128), text_tokens=128)
     assert layout.grids == ((1, 48, 64), (1, 1, 1024))
     assert layout.text_tokens == 384
     # Neurons of the shared expert; those of two that are chosen are 6,912 each.
@@ -31,14 +31,14 @@ def test_the_released_sizes_of_hidream():
 def test_dual_layers_are_a_kind_of_their_own(dual, expected):
     config = {**stable_diffusion3.TRANSFORMER, "patch_size": 2, "num_layers": 24}
     config["dual_attention_layers"] = dual
-    layout = StableDiffusion3Adapter.planned_layout(config, latents=(1, 128, 128))
+    layout = STABLE_DIFFUSION_3.planned_layout(config, latents=(1, 128, 128))
     kinds = [(kind.name, kind.layers, kind.projections) for kind in layout.kinds]
     assert kinds == expected
     assert (layout.layers, layout.grid_tokens) == (24, 64 * 64)
 
 
 def test_the_size_that_pipelines_of_flux_choose():
-    assert FluxAdapter.default_latents == tiny_flux_pipeline().default_sample_size
+    assert FLUX.default_latents == tiny_flux_pipeline().default_sample_size
 
 
 @pytest.mark.parametrize(("latents", "rows"), [(2, 16), (7, 74), (37, 414), (72, 810), (102, 1150)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.adapter import UNREAD
+from chipsparse.reasons.calls import controlnet_unread
 from chipsparse.skip.session import SkipSession
 from tests.pipelines import test_families as families
 from tests.pipelines.model_state import actions
@@ -38,7 +38,7 @@ def test_a_controlnet_that_runs_for_skipped_steps_is_noted():
     pipe = FAMILIES["flux controlnet"].make()
     with chipsparse.enable(pipe, SPARSE.override(listed("DRSKSKRSS"))) as handle:
         families.generate(pipe, "flux controlnet")
-        assert handle.report.notes.count(UNREAD) == 1
+        assert handle.report.notes.count(controlnet_unread().text) == 1
 
 
 def streams(output):
@@ -56,15 +56,15 @@ def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
     pipe = FAMILIES[name].make()
     outputs = {}
     with chipsparse.enable(pipe, SPARSE.override(listed("DRSK"))) as handle:
-        (adapter,) = handle._adapters
-        call = adapter.call
+        (runner,) = handle._runners
+        call = runner.call
 
         def look(forward, args, kwargs):
             found = call(forward, args, {**kwargs, "return_dict": return_dict})
             outputs.setdefault(handle.report.steps[-1].branch, []).append(found)
             return streams(found)
 
-        adapter.call = look
+        runner.call = look
         families.generate(pipe, name, variant, steps=4)
     for _, refresh, sparse, skip in outputs.values():
         assert type(skip) is type(sparse)

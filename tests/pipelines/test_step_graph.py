@@ -95,10 +95,10 @@ def test_every_branch_has_a_graph_of_its_own_also_one_with_less_text(pipe, monke
 
 def test_generations_are_recorded_one_by_one(pipe):
     with chipsparse.enable(pipe, SPARSE) as handle:
-        (adapter,) = handle._adapters
+        (runner,) = handle._runners
         pictures = [FLUX.generate(pipe, seed=seed) for seed in (0, 1, 0)]
         assert replayed(handle.report) == REPLAYED
-        assert adapter.session.graphs._graphs == {}
+        assert runner.sparse.session.graphs._graphs == {}
         wider = FLUX.generate(pipe, width=64)
         assert replayed(handle.report) == REPLAYED
     assert torch.equal(pictures[2], pictures[0])

@@ -15,8 +15,8 @@ from chipsparse.kernels.dense_attention_column_sums import dense_attention_colum
 from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
-from chipsparse.pipelines.adapter import ModelAdapter
-from chipsparse.skip.held_outputs import HeldOutputs
+from chipsparse.pipelines.token_order import TokenOrder
+from chipsparse.skip.outputs import HeldOutputs
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.layers import attention
@@ -222,7 +222,7 @@ def skipped_output_of_the_other_branch(patch):
 @gross
 def tile_order_not_restored(patch):
     """The tokens leave the blocks tile by tile."""
-    patch.setattr(ModelAdapter, "restore_order", lambda *_: None)
+    patch.setattr(TokenOrder, "restore_order", lambda *_: None)
 
 
 # The delta of feed-forward layers.

@@ -40,6 +40,10 @@ def split_full_attention_rows(
     return tensor.narrow(dim, in_full, rows), tensor.narrow(dim, 0, in_full)
 
 
+# The call of an `AttentionLayer` or `MLPLayer`.
+LayerCall = Callable[..., torch.Tensor]
+
+
 @dataclass(frozen=True)
 class StepState:
     """One open transformer call: its plan, position and record."""

@@ -2,7 +2,7 @@
 
 import yaml
 
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles import measured
 from chipsparse.profiles.measured import MEASURED_FILE, Measured, measured_of, measured_with
 from chipsparse.profiles.profile import (
@@ -16,7 +16,7 @@ from chipsparse.profiles.profile import (
 
 def test_the_file_names_classes_and_qualities_that_are_there():
     facts = yaml.safe_load(MEASURED_FILE.read_text())
-    assert set(facts) <= set(ADAPTERS)
+    assert set(facts) <= set(FAMILIES)
     for name in facts:
         for qualities in measured_of(name).speed.values():
             assert qualities

@@ -12,7 +12,7 @@ import torch
 from chipsparse.cli.model.description import default_arguments
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles.profile import QUALITIES, find_profile, profile_classes
 from chipsparse.report.nothing_sparse import why_nothing
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
@@ -73,10 +73,10 @@ def test_the_effective_config_of_every_class_and_quality(case):
 
 
 def layout_of(name, size=None):
-    adapter = ADAPTERS[name]
+    family = FAMILIES[name]
     config = default_arguments(getattr(diffusers, name))
     usual = (1, 128, 128) if is_image(name) else (21, 60, 104)
-    return adapter.planned_layout(config, latents=size or SIZES.get(name, usual), text_tokens=0)
+    return family.planned_layout(config, latents=size or SIZES.get(name, usual), text_tokens=0)
 
 
 def prices(config, layout):
@@ -122,7 +122,7 @@ def check_order(qualities, of_quality, least=1.15):
 @pytest.mark.parametrize("case", EACH, ids=named)
 def test_each_quality_is_faster_than_the_one_before_by_the_classs_own_prices(case):
     name, experts = case
-    adapter = ADAPTERS[name]
+    family = FAMILIES[name]
     qualities = find_profile(None, name, experts=experts).qualities
     least = {None: 1.15}
     if is_image(name):
@@ -132,7 +132,7 @@ def test_each_quality_is_faster_than_the_one_before_by_the_classs_own_prices(cas
     for size, bound in least.items():
         layout = layout_of(name, size)
         own = {
-            quality: decided(qualities[quality], layout, adapter.masked_parts) for quality in NAMED
+            quality: decided(qualities[quality], layout, family.sparse.masked) for quality in NAMED
         }
         check_order(
             own,

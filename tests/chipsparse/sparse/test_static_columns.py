@@ -59,7 +59,7 @@ def test_a_pipeline_keeps_the_columns_of_the_user():
     config = CONFIG.override({"tile": [1, 2, 2], "schedule.actions": ACTIONS})
     size = {"height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16}
     seen = {}
-    look = at_step(2, lambda: seen.update(masks_of(handle._adapters[0].session, 272)))
+    look = at_step(2, lambda: seen.update(masks_of(handle._runners[0].sparse.session, 272)))
     picture = np.zeros((16, 16), bool)
     picture[12:, 12:] = True
     arguments = {**size, "output_type": "latent", "callback_on_step_end": look}

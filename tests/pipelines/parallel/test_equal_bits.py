@@ -2,7 +2,7 @@
 
 import pytest
 
-from chipsparse.pipelines.registry import ADAPTERS
+from chipsparse.pipelines.registry import FAMILIES as SERVED
 from tests.pipelines.parallel.equal_bits import REASONS
 from tests.pipelines.test_families import FAMILIES
 from tests.ranks import run_ranks
@@ -98,9 +98,9 @@ def test_families_whose_tokens_cannot_be_shared_are_refused_with_the_reason(two_
 
 @pytest.mark.slow
 def test_every_transformer_is_shared_or_refused():
-    sharing = {name for name, adapter in ADAPTERS.items() if "shares_tokens" in vars(adapter)}
+    sharing = {name for name, family in SERVED.items() if family.sharing.tokens}
     assert transformers_of(PAIRS) == sharing
-    assert transformers_of(REASONS) >= ADAPTERS.keys() - sharing
+    assert transformers_of(REASONS) >= SERVED.keys() - sharing
 
 
 def transformers_of(names):

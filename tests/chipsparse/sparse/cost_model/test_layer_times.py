@@ -11,7 +11,7 @@ import torch
 from benchmarks.records import read
 from chipsparse.config import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.pipelines.families.flux import FluxAdapter
+from chipsparse.pipelines.families.flux import FLUX
 from chipsparse.profiles.profile import find_profile
 from chipsparse.sparse.cost_model.layer_times import (
     ELEMENTWISE_PASSES,
@@ -96,7 +96,7 @@ def test_the_measured_transformer():
     (measured,) = (one for one in records if (one["case"], one["schedule"]) == wanted)
     config = {"num_layers": 19, "num_single_layers": 38}
     config |= {"num_attention_heads": 24, "attention_head_dim": 128}
-    layout = FluxAdapter.planned_layout(config, latents=(1, 96, 160), text_tokens=512)
+    layout = FLUX.planned_layout(config, latents=(1, 96, 160), text_tokens=512)
     assert layout.tokens == measured["tokens"]
     profile = find_profile(None, "FluxTransformer2DModel")
     plan = SparsityPlan(profile.qualities["published"], layout, 20)

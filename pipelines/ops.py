@@ -1,7 +1,7 @@
-"""The bridge between a model's layers and its adapter: one attention backend, three custom ops.
+"""Custom ops, by which a model's layers reach who serves them, and one attention backend.
 
 diffusers hands q, k and v to an attention backend but tells it neither layer nor step. So every
-patched module carries a *tag*, a small integer tensor with the numbers of its adapter and layer,
+patched module carries a *tag*, a small integer tensor with the numbers of its server and layer,
 which travels as the (otherwise unused) attention mask, or on a processor that takes no mask. A
 tensor rather than a Python number: under ``torch.compile`` it is an input and not a guard, and one
 graph serves all blocks. The state sits behind the custom ops, outside the graph, and so do the
@@ -16,16 +16,15 @@ import itertools
 import weakref
 from collections.abc import Callable
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from diffusers.models import attention_dispatch
 
 from chipsparse.pipelines.feed_forward import autocast
 from chipsparse.pipelines.patches import TAG
-
-if TYPE_CHECKING:
-    from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.sparse.layers.state import LayerCall
+from chipsparse.sparse.session import SparseSession
 
 T = TypeVar("T", bound=Callable[..., torch.Tensor])
 
@@ -83,39 +82,49 @@ def _under_autocast(
     return call
 
 
-# As `AttentionLayer` and `MLPLayer` are called.
-LayerCall = Callable[..., torch.Tensor]
+class LayerServer(Protocol):
+    """What the ops ask of who serves the layers of a transformer."""
+
+    session: SparseSession
+    patch: Any  # has what computes a layer as diffusers made it, and its weights
+    is_calling: bool  # a call of the transformer is under way
+
+    def called_outside(self) -> None:
+        """Report layers that compute while the transformer is not called."""
+
+    def attention(self, layer: int) -> LayerCall:
+        """Return the self-attention of a layer."""
 
 
-# Custom ops take tensors and numbers only, so an op finds its adapter by number. The map holds no
-# adapter alive and is empty unless something is patched.
-_runners: weakref.WeakValueDictionary[int, ModelAdapter] = weakref.WeakValueDictionary()
+# Custom ops take tensors and numbers only, so an op finds its server by number. The map holds no
+# server alive and is empty unless something is patched.
+_servers: weakref.WeakValueDictionary[int, LayerServer] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def register_runner(runner: ModelAdapter) -> int:
-    """Gives an adapter the number under which the ops find it."""
+def register_server(server: LayerServer) -> int:
+    """Give a server the number under which the ops find it."""
     number = next(_numbers)
-    _runners[number] = runner
+    _servers[number] = server
     return number
 
 
-def make_tag(runner_number: int, layer: int) -> torch.Tensor:
+def make_tag(server_number: int, layer: int) -> torch.Tensor:
     """The tag of one layer: int64 ``[2]`` on the CPU."""
-    return torch.tensor([runner_number, layer], device="cpu")
+    return torch.tensor([server_number, layer], device="cpu")
 
 
-def _find(tag: torch.Tensor) -> tuple[ModelAdapter, int]:
+def _find(tag: torch.Tensor) -> tuple[LayerServer, int]:
     number, layer = tag.tolist()
-    runner = _runners.get(number)
-    if runner is None:
+    server = _servers.get(number)
+    if server is None:
         raise RuntimeError(
             "a copy of a layer that chipsparse had patched is called after its model was restored; "
             "make the copy after chipsparse.disable(pipe)",
         )
-    if runner.session.state is None and not runner.is_calling:
-        runner.called_outside()
-    return runner, layer
+    if server.session.state is None and not server.is_calling:
+        server.called_outside()
+    return server, layer
 
 
 @_operation(lambda query, *_: query.new_empty(query.shape))
@@ -127,11 +136,11 @@ def self_attention(
     scale: float | None,
 ) -> torch.Tensor:
     """Self-attention of the tagged layer; all tensors ``[B, N, H, D]``, the result contiguous."""
-    runner, layer = _find(tag)
-    attend = runner.attention(layer)
+    server, layer = _find(tag)
+    attend = server.attention(layer)
     tensors = (states.transpose(1, 2) for states in (query, key, value))
-    unpatched = functools.partial(runner.unpatched_attention, layer)
-    output = attend(runner.session.state, *tensors, scale=scale, unpatched=unpatched)
+    unpatched = functools.partial(server.patch.unpatched_attention, layer)
+    output = attend(server.session.state, *tensors, scale=scale, unpatched=unpatched)
     return output.transpose(1, 2).contiguous()
 
 
@@ -142,9 +151,9 @@ def feed_forward(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Feed-forward layer of the tagged block, from and to ``[B, N, C]``."""
-    runner, layer = _find(tag)
-    weights = runner.feed_forward_sites[layer].weights(dtype)
-    return runner.session.mlp[layer](runner.session.state, hidden, weights).contiguous()
+    server, layer = _find(tag)
+    weights = server.patch.sites[layer].weights(dtype)
+    return server.session.mlp[layer](server.session.state, hidden, weights).contiguous()
 
 
 @_operation(lambda hidden, _, channels, *__: hidden.new_empty((*hidden.shape[:-1], channels)))
@@ -160,10 +169,10 @@ def parallel_feed_forward(
     makes ``[B, N, C]``, with as many channels. Of weights in FP8, the attention's part and the
     neurons are rounded by themselves where the model rounds them as one row.
     """
-    runner, layer = _find(tag)
-    session = runner.session
+    server, layer = _find(tag)
+    session = server.session
     width = hidden.shape[-1] - channels
-    site: Any = runner.feed_forward_sites[layer]
+    site: Any = server.patch.sites[layer]
     weights, projection, bias = site.parallel_weights(width, dtype)
     attention = hidden[..., :width]
     own = hidden[..., width:]
@@ -227,7 +236,7 @@ def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
 def tagging_hook(names: tuple[str, ...], *, over_masks: bool) -> Callable[..., Any]:
     """A forward pre-hook of attention modules with these `forward_arguments`: passes their tag.
 
-    It is the ``attention_mask``; see `ModelFamily.tags_over_masks` for calls that have one.
+    It is the ``attention_mask``; see `AttentionFacts.tags_over_masks` for calls that have one.
     """
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
