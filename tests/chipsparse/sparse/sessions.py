@@ -52,8 +52,10 @@ class Session:
     def end(self, output, *, is_last_branch=False):
         action = self.sparse.state.action
         self.sparse.end(output.device)
+        decision = self.decision
+        self.decision = None  # its output is the caller's alone
         over = self.skip.end(
-            self.decision,
+            decision,
             self.schedule,
             action,
             output,
