@@ -180,21 +180,18 @@ class ModelAdapter:
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Runs the transformer's own call, or one for each length of its prompts."""
-        reader = self.reader
-        if not isinstance(reader, SeparateLengths):
-            return self._call(forward, args, kwargs)
-        return reader.run(
-            functools.partial(self._call, forward),
-            args,
-            kwargs,
-            position=self.named_position,
-            is_guided=lambda: self._loop.branches() is None and self._is_guided(),
-        )
+        """Runs the transformer's own call between `Session.begin` and `Session.end`.
 
-    @torch.compiler.disable(recursive=False)
-    def _call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Runs the transformer's own call between `Session.begin` and `Session.end`."""
+        Samples whose prompts differ in length may be calls of their own; see `SeparateLengths`.
+        """
+        if isinstance(self.reader, SeparateLengths) and not self.reader.is_open:
+            return self.reader.run(
+                functools.partial(self.call, forward),
+                args,
+                kwargs,
+                position=self.named_position,
+                is_guided=lambda: self._loop.branches() is None and self._is_guided(),
+            )
         with self._calling():
             if vars(self.transformer).get(ADAPTER) is not self:  # restored by another thread
                 return forward(*args, **kwargs)
@@ -281,6 +278,7 @@ class ModelAdapter:
         self.session.report.begin(context.generation, record)
         record.timer = StepTimer(self.execution.device)
         if self.reader.observe(context, arguments):
+            self.session.reset()
             self.patch.release_feed_forwards()
         # Compiled blocks would not run without tags.
         with self.patch.attention_released(), uncompiled(self.transformer):

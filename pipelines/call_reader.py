@@ -144,7 +144,8 @@ class CallReader:
         """Report why a call that is not known runs as the model's.
 
         Returns:
-            Whether its feed-forward layers are to run as diffusers made them.
+            Whether a generation may begin with it: what is recorded is dropped, and feed-forward
+            layers run as diffusers made them.
         """
         return False
 

@@ -22,6 +22,7 @@ class SeparateLengths(CallReader):
     """Reads calls whose prompts may differ in length, and divides them."""
 
     lengths: list[int] | None = None  # of the open call's prompts, one per sample; None: not known
+    is_open = False  # the calls of a divided call, or a whole one, are being run
     _branches = 1
     _samples: tuple[int, ...] | None = None
 
@@ -56,6 +57,20 @@ class SeparateLengths(CallReader):
             position: what names the whole call for ``cache_context``.
             is_guided: tells whether the halves of the batch are guidance branches.
         """
+        self.is_open = True
+        try:
+            return self._run(call, args, kwargs, position, is_guided)
+        finally:
+            self.is_open = False
+
+    def _run(
+        self,
+        call: Callable[[tuple[Any, ...], Mapping[str, Any]], Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        position: Mapping[str, Any],
+        is_guided: Callable[[], bool],
+    ) -> Any:
         arguments = self.named(args, kwargs)
         lengths = self.prompt_lengths(arguments)
         self.lengths = lengths

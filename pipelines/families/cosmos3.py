@@ -82,7 +82,6 @@ class Cosmos3Reader(CallReader):
         if makes_frames(arguments):
             self.session.report.fall_back(f"calls of branch {context.branch} {OTHER_GRIDS}")
             return False
-        self.session.reset()
         self.session.report.run_dense(ACTIONS_ALONE)
         return True
 

@@ -186,9 +186,7 @@ class QwenImage21Reader(CallReader):
         return bool(arguments.get(CACHE_MODE) == "cached")
 
     def observe(self, context: StepContext, arguments: Arguments) -> bool:
-        """Begin anew at the first step, and report pipelines that keep nothing."""
-        if context.step == 0:
-            self.session.reset()
+        """Report pipelines that keep nothing."""
         if arguments.get(CACHE_MODE) is None:
             self.session.report.run_dense(NO_CACHE)
         return True
