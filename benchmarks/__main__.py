@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import equal_work, kernels, noisy_samplers, steps
+from benchmarks import kernels, noisy_samplers, steps
 from benchmarks.moving_photographs import evaluate
 from benchmarks.records import Run, table
 
@@ -37,7 +37,6 @@ COMMANDS = {
     "steps": Command(steps.run, steps, steps.COLUMNS),
     "offload": Command(steps.run_offload, steps, steps.OFFLOAD_COLUMNS),
     "parallel": Command(steps.run_parallel, steps, dtypes=("bfloat16", "float32")),
-    "equal-work": Command(equal_work.run, equal_work, dtypes=("float16", "float32")),
     "noisy-samplers": Command(
         noisy_samplers.run,
         noisy_samplers,

@@ -42,6 +42,7 @@ class Case:
 
     @property
     def mlp_rows(self) -> int:
+        """Rows of the MLP per sample; without a number of its own, all tokens."""
         return min(self.tokens, self.mlp_tokens or self.tokens)
 
     def scaled(self, *, tokens: int, heads: int) -> Case:

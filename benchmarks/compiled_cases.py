@@ -60,6 +60,7 @@ class CompiledCase:
 
     @property
     def name(self) -> str:
+        """The name of the launch with its arguments; unique among the cases."""
         options = (f"{name}={value}" for name, value in self.launch.keywords.items())
         named = (self.launch.func.__name__, *self.launch.args, *options)
         return " ".join(str(part).removeprefix("torch.") for part in named)
@@ -128,10 +129,12 @@ def case(
     capability: int = HOPPER,
     **options: Any,
 ) -> CompiledCase:
+    """The case of a launch with these arguments, by default for Hopper."""
     return CompiledCase(partial(launch, *arguments, **options), capability)
 
 
 def cases() -> Iterator[CompiledCase]:
+    """All cases that are compiled without a GPU."""
     yield from attention_cases()
     yield from rounding_cases()
     yield from index_cases()
@@ -139,6 +142,7 @@ def cases() -> Iterator[CompiledCase]:
 
 
 def attention_cases() -> Iterator[CompiledCase]:
+    """Dense and sparse attention in all head sizes, dtypes and block sizes."""
     sizes = ((128, BF16), (64, BF16), (192, BF16), (128, FP16))
     for head_dim, (rows, dtype) in product(HEAD_DIMS, sizes):
         for form in SPARSE_FORMS:
@@ -160,6 +164,7 @@ def attention_cases() -> Iterator[CompiledCase]:
 
 
 def rounding_cases() -> Iterator[CompiledCase]:
+    """Conversions to and from 8 bits, also on GPUs without FP8."""
     for capability, flag in product((HOPPER, ADA, AMPERE, BLACKWELL), (False, True)):
         yield case(weight_of_8_bits, turned=flag, capability=capability)
     for capability, dtype in product((HOPPER, ADA, BLACKWELL), (BF16, FP16)):
@@ -171,6 +176,7 @@ def rounding_cases() -> Iterator[CompiledCase]:
 
 
 def index_cases() -> Iterator[CompiledCase]:
+    """Selection and packing of columns, and copies between processes."""
     for dtype, columns in product((BF16, FP32), (1352, 1337)):
         yield case(selected, dtype, columns)
     yield case(selected, BF16, 1352, static=True)
@@ -181,6 +187,7 @@ def index_cases() -> Iterator[CompiledCase]:
 
 
 def mlp_cases() -> Iterator[CompiledCase]:
+    """Both halves of a sparse MLP, in all activations and even or odd sizes."""
     for activation in ("gelu-tanh", "gelu"):
         yield case(up, "gluon", activation=activation)
     yield case(up, "gluon", activation="silu", even=False)
@@ -239,11 +246,13 @@ def sparse(
 
 
 def dense(head_dim: int) -> None:
+    """`dense_attention`, which Gluon alone has."""
     query = _rows_of(head_dim)
     dense_attention(query, query, query, backend="gluon")
 
 
 def sums(backend: str, head_dim: int, rows: int = 128, dtype: Any = BF16) -> None:
+    """`dense_attention_column_sums` by query blocks of n rows."""
     query = _rows_of(head_dim, dtype)
     lse = _tensor(1, HEADS, TOKENS, dtype=FP32)
     options: dict[str, Any] = {"block_size_q": rows, "backend": backend}
@@ -251,6 +260,7 @@ def sums(backend: str, head_dim: int, rows: int = 128, dtype: Any = BF16) -> Non
 
 
 def quantized(head_dim: int, dtype: Any = BF16, *, rotate: bool = False) -> Any:
+    """Query, key and value in 8 bits, each head rotated before if asked for."""
     query = _rows_of(head_dim, dtype)
     return fp8_quantization(query, query, query, rotate=rotate, backend="triton")
 
@@ -263,12 +273,14 @@ def in_8_bits(backend: str, head_dim: int, sums: bool, rows: int = 128, dtype: A
 
 
 def weight_of_8_bits(*, turned: bool) -> None:
+    """`fp8_dequantization` of a weight with a scale for each row."""
     data = _tensor(512, 1024, dtype=FP8)
     scale = _tensor(512, 1, dtype=FP32)
     fp8_dequantization(data, scale, dtype=BF16, turned=turned, backend="triton")
 
 
 def rounded_rows(width: int, dtype: Any) -> None:
+    """`fp8_rows` of a linear's input of this width."""
     fp8_rows(_tensor(256, width, dtype=dtype), backend="triton")
 
 
@@ -287,6 +299,7 @@ def selected(dtype: Any, columns: int, *, static: bool = False) -> None:
 
 
 def packed(columns: int) -> None:
+    """`pack_mask` and what reads packed columns."""
     bits = pack_mask(_tensor(1, HEADS, 11, columns, dtype=torch.bool), backend="triton")
     unpack_mask(bits, columns, backend="triton")
     packed_to_indices(bits, columns, capacity=KEPT, backend="triton")
@@ -337,6 +350,7 @@ def up(
 
 
 def down(backend: str, *, addend: bool = True, even: bool = True, dtype: Any = BF16) -> None:
+    """`sparse_mlp_down`, by default added to another summand."""
     hidden, weight, lists = _layer(even, dtype)
     sparse_mlp_down(
         empty_token_contiguous(hidden, 1, hidden.shape[1], lists.shape[2]),
@@ -349,6 +363,7 @@ def down(backend: str, *, addend: bool = True, even: bool = True, dtype: Any = B
 
 
 def activated() -> None:
+    """`dense_activation` of a whole layer."""
     hidden, weight, _ = _layer(True, BF16)
     dense_activation(hidden, weight, weight[:, 0], activation="gelu-tanh", backend="triton")
 

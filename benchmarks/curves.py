@@ -1,8 +1,7 @@
-"""From records of clips to quality at equal work or equal time, and its tables; without diffusers.
+"""From records of clips to quality at equal cost, and its tables; without diffusers.
 
-A method's curve of one prompt is PSNR over its share of the dense generation's work, or of its
-time, straight between its settings. What does less work than all of them is unknown; where more is
-allowed than any of them did, the one that did most counts. At equal cost, more is unknown, too.
+A method's curve of one prompt is PSNR over its cost, which is a share of the dense generation's
+time, straight between its settings. A cost below or above all of them is unknown.
 """
 
 from __future__ import annotations
@@ -12,18 +11,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from benchmarks.records import Record
 
-OP = "equal_work"
 DENSE = "dense"
 # What our own search finds, with sparse steps and without any.
 OURS = "chipsparse, sparse steps"
 SKIPS = "chipsparse, nothing sparse"
-# Shares of the dense generation's work, or of its time, by their titles.
-TARGETS = {f"{share:.0%}": share for share in (0.25, 0.33, 0.4, 0.5)}
-Axis = Literal["work", "time", "cost"]
 # What a clip is that equals the dense one bit for bit.
 EQUAL_DB = 100.0
 RESAMPLES = 4000
@@ -33,7 +27,7 @@ INTERVAL = "95 % interval of the mean lead"
 
 @dataclass(frozen=True)
 class Quality:
-    """One method at one share of the work or the time.
+    """One method at one cost.
 
     Attributes:
         variant: the one that is best there.
@@ -87,13 +81,12 @@ def at_share(points: Iterable[tuple[float, float]], share: float) -> float | Non
     return curve[-1][1]
 
 
-def qualities(clips: Iterable[Record], axis: Axis, share: float) -> dict[str, Quality]:
-    """Every method at a share, in its best variant; those that do not reach it are missing.
+def qualities(clips: Iterable[Record], cost: float) -> dict[str, Quality]:
+    """Every method at a cost, in its best variant; those that do not reach it are missing.
 
     Args:
         clips: records of clips of one model, size and number of steps.
-        axis: what is equal.
-        share: of the dense generation's.
+        cost: share of the dense generation's time.
     """
     points: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
     prompts = set()
@@ -102,15 +95,14 @@ def qualities(clips: Iterable[Record], axis: Axis, share: float) -> dict[str, Qu
             continue
         prompts.add(clip["prompt"])
         if clip["refused"] is None:
-            done = clip["seconds"] / clip["dense_seconds"] if axis == "time" else clip[axis]
             by_prompt = points.setdefault((clip["method"], clip["variant"]), {})
-            by_prompt.setdefault(clip["prompt"], []).append((done, decibels(clip)))
+            by_prompt.setdefault(clip["prompt"], []).append((clip["cost"], decibels(clip)))
     best: dict[str, Quality] = {}
     for (method, variant), by_prompt in points.items():
         most = max(done for curve in by_prompt.values() for done, _ in curve)
-        if axis == "cost" and share > 1.01 * most:
+        if cost > 1.01 * most:
             continue
-        psnrs = {prompt: at_share(by_prompt.get(prompt, []), share) for prompt in sorted(prompts)}
+        psnrs = {prompt: at_share(by_prompt.get(prompt, []), cost) for prompt in sorted(prompts)}
         known = {prompt: psnr for prompt, psnr in psnrs.items() if psnr is not None}
         quality = Quality(variant, known)
         if len(known) == len(prompts) and (method not in best or quality.mean > best[method].mean):
@@ -138,17 +130,15 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def quality_rows(
     clips: Sequence[Record],
-    axis: Axis,
-    shares: Mapping[str, float] = TARGETS,
+    costs: Mapping[str, float],
 ) -> list[dict[str, str]]:
-    """Mean (worst) PSNR of every method at each share, in its best variant there; our lead.
+    """Mean (worst) PSNR of every method at each cost, in its best variant there; our lead.
 
     Args:
         clips: compared ones, of one model, size and number of steps.
-        axis: what is equal.
-        shares: of the dense generation's, by the titles of their columns.
+        costs: shares of the dense generation's time, by the titles of their columns.
     """
-    at_target = {title: qualities(clips, axis, share) for title, share in shares.items()}
+    at_target = {title: qualities(clips, cost) for title, cost in costs.items()}
     methods = {clip["method"] for clip in clips} - {DENSE}
     rows = []
     for method in sorted(methods, key=lambda name: (name != OURS, name != SKIPS, name)):

@@ -408,6 +408,7 @@ class Layer:
         return self.sum(self.change(neurons, backend), neurons, backend)
 
     def dense_up(self) -> torch.Tensor:
+        """The activations of all neurons ``[B, N, F]``, as a dense layer computes them."""
         return F.gelu(F.linear(self.hidden, self.up, self.up_bias), approximate="tanh")
 
     def topk(self) -> torch.Tensor:

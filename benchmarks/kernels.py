@@ -42,6 +42,7 @@ TINY = {"tokens": 300, "heads": 2}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
+    """Options of ``kernels`` and ``curve``."""
     parser.add_argument("--op", help=f"comma-separated, default all: {', '.join(KERNELS)}")
     parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(CASES)}")
     parser.add_argument("--backend", help="comma-separated, default all but the reference")

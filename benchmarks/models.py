@@ -62,6 +62,7 @@ class Tensors:
         self._generator = torch.Generator(self.device).manual_seed(1)
 
     def normal(self, *sizes: int | str) -> torch.Tensor:
+        """A normal tensor of these sizes; another one at each call."""
         shape = [self.config[size] if isinstance(size, str) else size for size in sizes]
         options: dict[str, Any] = {"generator": self._generator, "dtype": self.dtype}
         return torch.randn(shape, device=self.device, **options)
@@ -111,6 +112,7 @@ class FullModel:
 
     @property
     def branches(self) -> tuple[str, ...]:
+        """The names of its guidance branches, in the order of their calls."""
         return ("cond", "uncond") if self.guided else ("cond",)
 
     def qualities(self) -> dict[str, SparsityConfig]:
@@ -323,6 +325,7 @@ def framepack(tensors: Tensors) -> Step:
 
 
 def flux(tensors: Tensors) -> Step:
+    """FLUX.1 with 512 tokens of text."""
     _, rows, columns = tensors.grid
     text = tensors.text(512, "joint_attention_dim")
     step = tensors.call(
@@ -339,6 +342,7 @@ def flux(tensors: Tensors) -> Step:
 
 
 def flux3(tensors: Tensors) -> Step:
+    """FLUX.3 with 512 tokens of text, and positions of four axes."""
     _, rows, columns = tensors.grid
     text = tensors.text(512, "joint_attention_dim")
     return tensors.call(
@@ -422,6 +426,7 @@ def ltx2(tensors: Tensors) -> Step:
 
 
 def z_image(tensors: Tensors) -> Step:
+    """Z-Image with 256 tokens of text."""
     sizes = tensors.grid
     text = tensors.text(256, "cap_feat_dim")
     names = ("x", "t")

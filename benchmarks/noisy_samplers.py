@@ -58,6 +58,7 @@ COLUMNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this command."""
     parser.add_argument("--steps", type=int, nargs="+", default=[12, 20, 50])
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--sampler", choices=SAMPLERS, nargs="+", default=list(SAMPLERS))

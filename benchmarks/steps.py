@@ -272,6 +272,7 @@ class Steps:
         self._backend = "_native_cudnn" if device.type == "cuda" else "native"
 
     def records(self, configs: dict[str, SparsityConfig]) -> list[Record]:
+        """The record of each config; configs of the same steps are measured once."""
         measured: dict[SparsityConfig, Timed] = {}
         with attention_backend(self._transformer, self._backend):
             step_ms, expected = self._stock()
@@ -444,7 +445,7 @@ class Steps:
         if "sparse" in (of_it.schedule.actions or ()):
             with self._enabled(config) as handle:
                 self._step(0, STEPS)
-                plan = handle._adapters[0].session.plan
+                plan = handle._runners[0].sparse.session.plan
             of_it = as_of_many(of_it, plan, self._transformer.dtype)
         timed = self._patched(of_it)
         timed.facts["rel_error"] = relative_error(timed.outputs[0], expected[0])
@@ -483,7 +484,7 @@ class Steps:
             self._enabled(config, parallel) as handle,
             compiled_blocks(self._transformer) as graphs,
         ):
-            if (split := self._transformer.chipsparse_adapter.split) is not None:
+            if (split := self._transformer.chipsparse_runner.split) is not None:
                 split.exchange.watch = watched
             # Compiles, tunes, picks dense kernels, takes host memory.
             _, first = self._timed(step, timed[: FIRST_SPARSE + 1])
@@ -497,7 +498,7 @@ class Steps:
                 handle.report.layer_times = True  # so that kernels are launched one by one
                 profiled = partial(self._branch, len(timed), len(actions) + 1)
                 facts["breakdown_ms"] = breakdown(profiled, device)
-            layout = handle._adapters[0].session.plan.layout
+            layout = handle._runners[0].sparse.session.plan.layout
         exposed = [0.0] * len(times)
         for number, start, end in spans:
             exposed[number] += milliseconds(start, end)
@@ -517,7 +518,7 @@ class Steps:
         """The memory, kernels and kept shares of the steps that ran."""
         report = handle.report
         facts = dict[str, Any]()
-        pinned = handle._adapters[0].session._pool.host.pinned_bytes
+        pinned = handle._runners[0].sparse.session._pool.host.pinned_bytes
         sparse = [step for step in report.steps if step.action is Action.SPARSE]
         if sparse:
             of_step = sparse[-len(self.model.branches) :]

@@ -15,7 +15,6 @@ from bitarray import frozenbitarray
 from chipsparse.common.validation import shown
 from chipsparse.config import SparsityConfig
 from chipsparse.parallel.degrees import Parallel
-from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from chipsparse.pipelines.denoising_loop import (
     DenoisingLoop,
     check_denoises,
@@ -26,6 +25,7 @@ from chipsparse.pipelines.parallel.team import Team, team_of
 from chipsparse.pipelines.patched_pipeline import PipelineCalls
 from chipsparse.pipelines.patches import Patches
 from chipsparse.pipelines.registry import FAMILIES, family_of, find_family, why_refused
+from chipsparse.pipelines.runner import RUNNER, Runner
 from chipsparse.pipelines.uncompiled import compiled_as_a_whole, is_compiled
 from chipsparse.pipelines.whole_model import check_whole, why_wrapped
 from chipsparse.profiles.profile import (
@@ -41,7 +41,7 @@ from chipsparse.skip.position import PositionTracker
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.offload import OffloadPool
 from chipsparse.sparse.layers.column_budget import StaticColumns, static_bits
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import SparseSession
 
 HANDLE = "chipsparse_handle"
 # Held while a pipeline is patched or restored: two threads may do so at once.
@@ -54,7 +54,7 @@ class Handle:
     def __init__(self, config: SparsityConfig, report: GenerationReport) -> None:
         self.config = config
         self.report = report  # of the current or last generation
-        self._adapters: list[ModelAdapter] = []
+        self._runners: list[Runner] = []
         self._patches = Patches()
         self._calls: PipelineCalls | None = None
         self._is_open = False
@@ -62,7 +62,7 @@ class Handle:
     @property
     def enabled(self) -> bool:
         """True until the patch is taken back."""
-        return bool(self._adapters)
+        return bool(self._runners)
 
     @contextlib.contextmanager
     def generation(self, scheduler: Any = None) -> Iterator[Handle]:
@@ -73,7 +73,8 @@ class Handle:
         ...         velocity = pipe.transformer(latents, timestep=t.expand(1), ...)[0]
         ...         latents = pipe.scheduler.step(velocity, t, latents)[0]
 
-        A call at a timestep that the scheduler does not have next runs dense.
+        A call at a timestep that the scheduler does not have next runs dense, and so do the later
+        ones. Without this method, every call of such a loop runs as without chipsparse.
 
         Args:
             scheduler: the scheduler of the loop, with its timesteps set; by default the pipeline's.
@@ -113,8 +114,8 @@ class Handle:
     def _restore(self) -> None:
         self._patches.undo()
         self._calls = None
-        while self._adapters:
-            self._adapters.pop().remove()
+        while self._runners:
+            self._runners.pop().remove()
 
     def _check_enabled(self) -> None:
         if not self.enabled:
@@ -151,8 +152,8 @@ class Handle:
         return [("chipsparse", patch), ("config", repr(config)), *facts(self.report)]
 
     def _patch(self, pipe: Any, loop: DenoisingLoop, transformers: Mapping[str, Any]) -> None:
-        adapters = dict(zip(transformers, self._adapters, strict=True))
-        self._calls = PipelineCalls(pipe, adapters, self.report, loop)
+        runners = dict(zip(transformers, self._runners, strict=True))
+        self._calls = PipelineCalls(pipe, runners, self.report, loop)
         self._calls.patch(self._patches)
         for owner in (pipe, *transformers.values()):
             if hasattr(owner, "__dict__"):
@@ -211,7 +212,8 @@ def enable(
 
     Warns:
         DenseWarning: once, at the first generation in which nothing is sparse or skipped although
-            the config asks for it; with ``strict`` that is a `FallbackError`.
+            the config asks for it, or at the first call from an unknown loop (see
+            `Handle.generation`); with ``strict`` that is a `FallbackError`.
     """
     _check_types(strict=strict, layer_times=layer_times, parallel=parallel)
     with _CHANGING:
@@ -269,20 +271,20 @@ def _patch(
     host = HostMemory()
     for name, transformer in transformers.items():
         family = family_of(transformer)
-        session = Session(
+        session = SparseSession(
             handle.config,
             report,
-            OffloadPool(host, report.note),
+            OffloadPool(host, report.add),
             name,
             static_bits=static_bits,
             agreement=None if team is None else team.agreement,
             masked=family.sparse.masked,
         )
-        adapter = ModelAdapter(family, transformer, session, tracker, loop, team)
-        handle._adapters.append(adapter)
+        runner = Runner(family, transformer, session, tracker, loop, team)
+        handle._runners.append(runner)
     handle._patch(pipe, loop, transformers)
-    for adapter in handle._adapters:
-        adapter.other_experts = [other for other in handle._adapters if other is not adapter]
+    for runner in handle._runners:
+        runner.other_experts = [other for other in handle._runners if other is not runner]
 
 
 def disable(pipe: Any) -> None:
@@ -335,7 +337,7 @@ def _find_transformers(pipe: Any) -> dict[str, torch.nn.Module]:
     transformers = {name: components[name] for name in names.values()}
     is_kept = replaced is None or replaced._is_open
     for item in transformers.values():
-        if ADAPTER in vars(item) and (is_kept or _handle_of(item) is not replaced):
+        if RUNNER in vars(item) and (is_kept or _handle_of(item) is not replaced):
             raise ValueError(
                 f"this {type(item).__name__} is patched already; call disable() on its handle, or "
                 "chipsparse.disable(pipe), first",
@@ -373,7 +375,7 @@ def _handle_of(owner: Any) -> Handle | None:
 
 
 def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
-    """Return the error for a pipeline without a transformer that has an adapter."""
+    """Return the error for a pipeline without a transformer that has an runner."""
     reasons = {
         name: "it is no transformer" if name.startswith("unet") else why_refused(item)
         for name, item in components.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -58,11 +58,25 @@ class ModelLayout:
     hidden_size: int | None = None  # channels of the hidden states; None for those of all heads
     # Query rows of zeros before those that may run sparse, so that blocks of them lie in the video
     # or image as another guidance branch's do.
-    rows_before: int = 0
+    padding_rows: int = 0
     samples: tuple[int, ...] | None = None  # videos or images in the call, where not all are
+
+    @cached_property
+    def without_prompts(self) -> ModelLayout:
+        """The layout without what guidance branches differ in: text tokens and samples."""
+        return replace(
+            self,
+            text_tokens=0,
+            batch=1,
+            guided_in_batch=1,
+            share=None,
+            padding_rows=0,
+            samples=None,
+        )
 
     @property
     def layers(self) -> int:
+        """Layers of all kinds."""
         return sum(kind.layers for kind in self.kinds)
 
     def kind(self, layer: int) -> LayerKind:
@@ -76,6 +90,7 @@ class ModelLayout:
 
     @property
     def channels(self) -> int:
+        """Channels of all heads, on all processes."""
         return self.heads * self.head_dim
 
     @property
@@ -93,15 +108,16 @@ class ModelLayout:
     @property
     def query_rows(self) -> range:
         """The rows of self-attention that may run sparse; the others see all columns."""
-        return range(self.exact_rows - self.rows_before, self.tokens)
+        return range(self.full_attention_rows - self.padding_rows, self.tokens)
 
     @property
-    def exact_rows(self) -> int:
+    def full_attention_rows(self) -> int:
         """Rows of self-attention that see all columns at every step."""
         return self.text_tokens if self.exact_text else 0
 
     @property
     def own_attention_channels(self) -> int:
+        """Channels of this process's heads."""
         return self.own.heads * self.head_dim
 
     def mlp_tokens(self, layer: int) -> int:
@@ -111,6 +127,7 @@ class ModelLayout:
 
     @cached_property
     def grid_tokens(self) -> int:
+        """Video or image tokens per sample, of all processes."""
         return sum(math.prod(grid) for grid in self.grids)
 
     @property
@@ -121,4 +138,5 @@ class ModelLayout:
 
     @property
     def tokens(self) -> int:
+        """Tokens per sample in the whole sequence: rows and columns of full attention."""
         return self.grid_tokens + self.text_tokens

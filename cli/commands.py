@@ -47,11 +47,13 @@ class ExplainOptions(GenerationOptions):
     negative_prompt: None = None
 
     def check(self) -> None:
+        """Raise `UserError` for GPUs that ``--guidance-parallel`` cannot divide."""
         from chipsparse.cli.ranks import shared_by
 
         shared_by(self.gpus or 1, self.guidance_parallel)
 
     def check_contents(self) -> None:
+        """Raise `UserError` where the model's files cannot be read."""
         self.check_model_files()
 
 
@@ -74,6 +76,7 @@ class ReportOptions(PrintOptions):
     json: bool = False
 
     def check_contents(self) -> None:
+        """Raise `UserError` for an unwritable ``--output`` and for unreadable records."""
         from chipsparse.cli.media.write import check_file
 
         check_file("--output", self.output, ".html", ".htm")
@@ -81,10 +84,12 @@ class ReportOptions(PrintOptions):
             check_readable("the file", source)
 
     def reads(self) -> list[Path]:
+        """Return the records, and the clips of ``--media``."""
         media = [file for path in self.media or () for file in clip_sources(path)]
         return [*self.sources, *media]
 
     def writes(self) -> list[Write]:
+        """Return the page."""
         return [Write("--output", self.output)]
 
 

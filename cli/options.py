@@ -344,6 +344,7 @@ class GenerationOptions(PrintOptions):
     strict: bool = False
 
     def reads(self) -> list[Path]:
+        """Return the model's files, the bundled assets, the config, the image and the LoRAs."""
         bundled = [PROFILES, QUALITIES_FILE, ASSETS / "prompts"]
         named = [file for file in (self.config, self.image) if file is not None]
         loras = [lora.file for lora in self.loras]
@@ -406,6 +407,7 @@ class Item(Sample):
 
     @property
     def name(self) -> str:
+        """The clip's file, which names it in a series."""
         return str(self.output)
 
 
@@ -487,6 +489,7 @@ class GenerateOptions(GenerationOptions):
 
     @classmethod
     def completed(cls, values: dict[str, Any], typed: Set[str]) -> dict[str, Any]:
+        """Return the values with those of ``--from``; `UserError` without any ``--output``."""
         if values.get("from_") is not None:
             return _repeated(cls, values, typed)
         if values["output"] is None:
@@ -495,6 +498,7 @@ class GenerateOptions(GenerationOptions):
 
     @property
     def mode(self) -> Literal["dense", "sparse", "compare"]:
+        """What is made: "compare" is both."""
         return "dense" if self.dense else "compare" if self.compare else "sparse"
 
     @property
@@ -504,10 +508,15 @@ class GenerateOptions(GenerationOptions):
 
     @property
     def many(self) -> bool:
+        """True for ``--prompts`` and ``--num``, even if that is one clip."""
         return self.prompts is not None or self.num is not None
 
     @cached_property
     def items(self) -> list[Item]:
+        """The clips: all prompts by all seeds, with numbered files if there are many.
+
+        Raises `UserError` without a prompt, or for two sources of prompts.
+        """
         if (self.prompt is None) == (self.prompts is None):
             both = "not both" if self.prompt is not None else "got neither"
             raise UserError(f"give a prompt, or a file of them with --prompts; {both}")
@@ -529,6 +538,7 @@ class GenerateOptions(GenerationOptions):
         ]
 
     def check(self) -> None:
+        """Raise `UserError` for options without effect, and for files of other kinds."""
         # Imported here so that --help does not wait for numpy and PIL.
         from chipsparse.cli.media.write import CLIPS, SUFFIXES, check_file, check_kind, check_output
         from chipsparse.cli.ranks import this_rank
@@ -561,9 +571,11 @@ class GenerateOptions(GenerationOptions):
         this_rank(self)
 
     def check_contents(self) -> None:
+        """Raise `UserError` where the model's files cannot be read."""
         self.check_model_files()
 
     def reads(self) -> list[Path]:
+        """Return also the file of prompts, and that of ``--from``."""
         named = [file for file in (self.prompts, self.from_) if file is not None]
         return [*super().reads(), *named]
 

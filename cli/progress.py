@@ -81,10 +81,12 @@ class ProgressDisplay(experiments.Progress):
             self._bar.stop()
 
     def plan(self, work: Mapping[str, float]) -> None:
+        """Replace the planned work: names with costs in dense generations."""
         self._planned = dict(work)
 
     @contextmanager
     def working(self, name: str, *, step_costs: Sequence[float] = ()) -> Iterator[None]:
+        """Within: a planned work is done, which moves the bar; others do not move it."""
         cost = self._planned.pop(name, None)
         if cost is None:
             yield
@@ -106,12 +108,14 @@ class ProgressDisplay(experiments.Progress):
         return (self._open + sum(self._planned.values())) / rate if rate else None
 
     def clock_text(self) -> str:
+        """Return the elapsed time, and the estimated rest where it is known."""
         return clock_text(self._bar.tasks[0].elapsed or 0.0, self.seconds_left())
 
     __rich__ = clock_text  # the text behind every bar
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
+        """Within: a spinner with this text, or one line where there is no terminal."""
         if not self._live:
             self.tell(text)
         task = self._bar.add_task(text, total=None, note="")
@@ -122,6 +126,7 @@ class ProgressDisplay(experiments.Progress):
 
     @contextmanager
     def denoising(self, title: str, steps: int, *, plain_lines: int = 5) -> Iterator[StepDone]:
+        """Within: a bar of the steps, or at most `plain_lines` lines without a terminal."""
         task = self._bar.add_task(title, total=steps, note=f"step 1 of {steps}")
         count = min(plain_lines, steps)
         printed = {round(steps * (line + 1) / count) for line in range(count)}
@@ -149,4 +154,5 @@ class ProgressDisplay(experiments.Progress):
             self.tell(f"chipsparse: warning: {prefix}{text}")
 
     def tell(self, text: str) -> None:
+        """Print a line above the bars."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

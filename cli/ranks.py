@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from chipsparse.parallel.peers import Peers
     from chipsparse.profiles.profile import Profile
-    from chipsparse.report.generation import GenerationReport
+    from chipsparse.reasons.calls import on_rank
+from chipsparse.report.generation import GenerationReport
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # How long the others wait for what the first process does alone, such as comparing long videos.
@@ -53,10 +54,12 @@ class Rank(Ranks):
 
     @property
     def writes(self) -> bool:
+        """True where this process compares, prints and writes."""
         return self.rank == 0 and not self.starts
 
     @property
     def parallel(self) -> Parallel | None:
+        """The parallel sizes of a generation; None for one process."""
         return None if self.ranks == 1 else shared_by(self.ranks, self.guidance)
 
     def device(self, chosen: torch.device) -> torch.device:
@@ -83,6 +86,7 @@ class Rank(Ranks):
         return chosen if self.starts else torch.device("cuda", self.local_rank)
 
     def first(self, make: Callable[[], Value]) -> Value | None:
+        """Return the first process's value in all of them; its error ends the others' wait."""
         if self.peers is None:
             return make()
         try:
@@ -94,12 +98,13 @@ class Rank(Ranks):
         return shared
 
     def gather_fallbacks(self, report: GenerationReport | None) -> None:
+        """Add the other processes' fallbacks to the first one's report, with their ranks."""
         if self.peers is None or report is None:
             return
         for rank, sentences in enumerate(self.peers.gather(list(report.fallbacks))):
             for sentence in sentences if self.writes else ():
                 if sentence not in report.fallbacks:
-                    report.fall_back(f"rank {rank}: {sentence}")
+                    report.add(on_rank(rank, sentence))
 
 
 # Which process this is.

@@ -63,6 +63,7 @@ class Place:
 
     @property
     def dtype_name(self) -> str:
+        """The dtype as options and records write it, such as bfloat16."""
         return str(self.dtype).removeprefix("torch.")
 
 
@@ -82,6 +83,7 @@ class Request(Place):
 
     @property
     def generate_options(self) -> GenerateOptions:
+        """The options, where they are those of ``generate``."""
         assert isinstance(self.options, GenerateOptions)
         return self.options
 
@@ -171,6 +173,7 @@ class Request(Place):
         return ClipMaker(self.load, self.pipeline_call, steps, display, plain_lines)
 
     def load(self) -> Any:
+        """Return the pipeline with its scheduler and LoRAs, on the device."""
         pipe = load_pipeline(
             self.model,
             device=self.device,

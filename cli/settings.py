@@ -41,6 +41,7 @@ class GenerationSettings(Settings):
     num_inference_steps: Index
 
     def call_arguments(self) -> dict[str, Any]:
+        """Return the arguments for the pipeline's call; the pipeline decides the others."""
         return self.model_dump(exclude_none=True)
 
 

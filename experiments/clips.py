@@ -67,10 +67,12 @@ class Generation:
 
     @property
     def height(self) -> int:
+        """Rows of pixels."""
         return int(self.frames.shape[1])
 
     @property
     def width(self) -> int:
+        """Columns of pixels."""
         return int(self.frames.shape[2])
 
 

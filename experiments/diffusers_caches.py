@@ -28,6 +28,7 @@ class CacheRun:
     ratios: tuple[float, ...] = ()  # MagCache's of this model, see `calibrated_ratios`
 
     def timestep(self) -> float:
+        """Return the pipeline's timestep now, by which some caches begin and end."""
         return float(self.pipe.current_timestep)
 
 

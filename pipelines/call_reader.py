@@ -12,16 +12,15 @@ from typing import Any, TypeVar, cast
 import torch
 
 from chipsparse.layout import Grid, ModelLayout
-from chipsparse.pipelines.bridge import forward_arguments
 from chipsparse.pipelines.denoising_loop import DenoisingLoop, largest, value_passed_as
 from chipsparse.pipelines.family_facts import FamilyFacts
+from chipsparse.pipelines.ops import forward_arguments
 from chipsparse.pipelines.parallel.split_sequence import SplitSequence
 from chipsparse.pipelines.tensor_facts import TensorFacts
 from chipsparse.skip.position import StepContext
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import SparseSession
 
 Fact = TypeVar("Fact")
-ENABLE_THERE = "enable chipsparse on the pipeline that runs"
 Arguments = dict[str, Any]  # of a call of the transformer's ``forward``, by name
 
 
@@ -32,7 +31,7 @@ class CallReader:
         self,
         family: FamilyFacts,
         transformer: torch.nn.Module,
-        session: Session,
+        session: SparseSession,
         split: SplitSequence | None,  # this process's share of the tokens; None: all of them
         loop: DenoisingLoop,
     ) -> None:
@@ -144,8 +143,7 @@ class CallReader:
         """Report why a call that is not known runs as the model's.
 
         Returns:
-            Whether a generation may begin with it: what is recorded is dropped, and feed-forward
-            layers run as diffusers made them.
+            Whether the generation begins anew, with feed-forward layers as diffusers made them.
         """
         return False
 

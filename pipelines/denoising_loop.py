@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from diffusers import ModularPipeline, SchedulerMixin
@@ -16,35 +16,40 @@ from chipsparse.pipelines.diffusers_hooks import why_not_cached
 from chipsparse.pipelines.patches import Patches
 from chipsparse.report.generation import GenerationReport
 from chipsparse.skip.scheduler_steps import StepCorrection, shift_of, why_not_corrected
+from chipsparse.skip.step_log import StepLog
 from chipsparse.skip.timetable import Schedule
+
+# The pipeline's own loop, an explicit one (`Handle.generation`), or any other: of another pipeline
+# with the transformer, of the user's, or within a callback.
+LoopKind: TypeAlias = Literal["pipeline", "generation", "unknown"]
 
 
 class DenoisingLoop:
-    """The loop of a plain pipeline, which is a part of its ``__call__``.
+    """The loop that calls the transformers of a plain pipeline: a part of its ``__call__``.
 
-    Its transformer may be called from other loops, too: one of the user's, or that of a pipeline
-    which shares the transformer, with this scheduler or one of its own.
+    An explicit loop (`Handle.generation`) is known as well, with its scheduler. Calls from any
+    other loop are at no step, unless they name it themselves.
     """
 
     unnamed_branch = "call0"  # name of the first call of a step where nothing names its branch
 
     def __init__(self, pipe: Any, report: GenerationReport) -> None:
         self.pipe = pipe
-        self.correction = StepCorrection(report, lambda: self._running_loop == "own")
-        # The pipeline's own loop, one of the user's, or "left" in a callback; None: none of these.
-        self._running_loop: Literal["own", "user's", "left"] | None = None
-        self._other_scheduler: Any = None
+        self.kind: LoopKind = "unknown"
+        self.log = StepLog()  # of the transformers' calls
+        self.correction = StepCorrection(report, self.log, lambda: self.kind)
+        self._explicit_scheduler: Any = None
         self._not_corrected: str | None = None
         self._shift: tuple[Any, float] | None = None  # of the schedule with these levels
         self._arguments: Mapping[str, Any] | None = None
-        # The last schedule that is over, or that a call did not follow: each is of one generation.
-        self._done: Any = None
+        # The last schedule that a call of an explicit loop did not follow.
+        self._unfollowed: Any = None
 
     @property
     def scheduler(self) -> Any:
-        """The pipeline's scheduler now, or that of a loop of the user's; None without any."""
+        """The scheduler of an explicit loop, else the pipeline's; None without any."""
         own = getattr(self.pipe, "scheduler", None)
-        return own if self._other_scheduler is None else self._other_scheduler
+        return own if self._explicit_scheduler is None else self._explicit_scheduler
 
     def follow_schedulers(self) -> None:
         """Lets steps be put right at the schedulers that there are now: sound may have its own."""
@@ -54,8 +59,13 @@ class DenoisingLoop:
 
     @property
     def runs(self) -> bool:
-        """True if the pipeline's own call is running, or a loop that says it is a generation."""
-        return self._running_loop in ("own", "user's")
+        """True within the pipeline's own call and in an explicit loop."""
+        return self.kind != "unknown"
+
+    @property
+    def is_suspended(self) -> bool:
+        """True within a callback of the pipeline's own call, which goes on after it."""
+        return self.kind == "unknown" and self._arguments is not None
 
     @property
     def is_undisturbed(self) -> bool:
@@ -65,7 +75,7 @@ class DenoisingLoop:
         """
         given = self._arguments or {}
         called = [value for name, value in given.items() if "callback" in name and callable(value)]
-        return self._running_loop == "own" and not called
+        return self.kind == "pipeline" and not called
 
     def corrects(self, schedule: Schedule) -> bool:
         """Return whether skipped steps of a schedule are put right, asked once in a generation."""
@@ -79,80 +89,80 @@ class DenoisingLoop:
         return self._not_corrected is None
 
     def note_uncorrected(self, step: int | None = None) -> None:
+        """Note why the last skipped steps are not corrected, if so, before this step or the end."""
         self.correction.note_uncorrected(self._not_corrected, step)
 
     @property
     def arguments(self) -> Mapping[str, Any] | None:
-        """Those of the pipeline's call, by name, until that is over; None for other loops.
+        """The arguments of the pipeline's call, by name; None outside of it.
 
-        What is no pipeline but an object that holds its parts has no call, and no loop is another.
+        A plain container of components is never called: its loops have no arguments.
         """
         return self._arguments if callable(self.pipe) else {}
 
     @contextlib.contextmanager
     def watched(self, arguments: Mapping[str, Any]) -> Iterator[None]:
-        """Around a call of the pipeline with these arguments: what follows is known only within."""
+        """Within: a call of the pipeline with these arguments."""
+        outer = self._arguments
         self._arguments = arguments
-        with self._running("own"):
+        with self._running("pipeline"):
             self.follow_schedulers()
             try:
                 yield
             finally:
-                self._arguments = None
+                self._arguments = outer
 
     @contextlib.contextmanager
-    def others(self, scheduler: Any) -> Iterator[None]:
-        """Around a loop of the user's, by a scheduler of its own or, with None, the pipeline's."""
-        if self._running_loop is not None:
+    def explicit(self, scheduler: Any) -> Iterator[None]:
+        """Within: a loop of the user's, by this scheduler or, with None, the pipeline's."""
+        if self.kind == "generation" or self._arguments is not None:
             raise RuntimeError(
                 "a generation is going on, and another one would end it; call "
-                "handle.generation() behind it, and not in a callback",
+                "handle.generation() after it, and not in a callback",
             )
-        self._done = None
+        self._unfollowed = None
         try:
-            with self._running("user's", scheduler):
+            with self._running("generation", scheduler):
                 yield
         finally:
             if self.correction.is_on:  # the handle may be used up since
                 self.follow_schedulers()
 
-    def left(self) -> contextlib.AbstractContextManager[None]:
-        """Around what the user does in the middle of a call, such as calling other pipelines."""
-        return self._running("left")
+    def suspended(self) -> contextlib.AbstractContextManager[None]:
+        """Within: what the user does in the middle of a call, such as calling other pipelines."""
+        return self._running("unknown")
 
     @contextlib.contextmanager
-    def _running(
-        self,
-        loop: Literal["own", "user's", "left"],
-        scheduler: Any = None,
-    ) -> Iterator[None]:
-        outer = self._running_loop, self._other_scheduler
-        self._running_loop = loop
-        self._other_scheduler = scheduler
+    def _running(self, kind: LoopKind, scheduler: Any = None) -> Iterator[None]:
+        outer = self.kind, self._explicit_scheduler
+        self.kind = kind
+        self._explicit_scheduler = scheduler
         try:
             yield
         finally:
-            if loop != "left":
-                self._done = getattr(self.scheduler, "timesteps", None)
-            self._running_loop, self._other_scheduler = outer
+            self.kind, self._explicit_scheduler = outer
 
     def is_scheduled(self, read: Callable[[Any], float]) -> bool:
-        """Return whether the scheduler runs the loop that makes a call of the transformer.
+        """Return whether the scheduler runs this call of the transformer.
 
-        In the pipeline's own call it does. Elsewhere the timestep of the call has to prove it:
-        `read` gives it as a value of the schedule that it gets, or as something else where that has
-        no such value; may wait for the device. Where it does not, later calls are not asked:
-        schedules may have timesteps in common.
+        In an explicit loop the call must be at the timestep that the scheduler has next. After one
+        that is not, no call of this schedule counts: schedules may have timesteps in common.
+
+        Args:
+            read: gives the call's timestep as a value of the schedule that it gets, or as another
+                number where the schedule has no such value; may wait for the device.
         """
+        if self.kind != "generation":
+            return self.kind == "pipeline"
         scheduler = self.scheduler
-        if self._running_loop == "own" or scheduler is None:
+        if scheduler is None:
             return True
         schedule = getattr(scheduler, "timesteps", None)
-        if schedule is None or schedule is self._done or not was_set(scheduler):
+        if schedule is None or schedule is self._unfollowed:
             return False
-        if has_next(scheduler, read, behind_step=self._running_loop == "left"):
+        if was_set(scheduler) and has_next(scheduler, read):
             return True
-        self._done = schedule
+        self._unfollowed = schedule
         return False
 
     def branch(self) -> str | None:
@@ -230,12 +240,14 @@ class ModularLoop(DenoisingLoop):
         return False
 
     def branch(self) -> str | None:
+        """The first of the guider's inputs that has no prediction yet; None without a guider."""
         for batch in self._batches:
             if not hasattr(batch, "noise_pred"):
                 return str(getattr(batch, BaseGuidance._identifier_key))
         return None
 
     def timestep(self) -> float | None:
+        """The timestep of the running block; None outside of it."""
         return None if self._timestep is None else float(torch.as_tensor(self._timestep))
 
     def why_not_cached(self, model: torch.nn.Module) -> str | None:
@@ -243,6 +255,7 @@ class ModularLoop(DenoisingLoop):
         return why_not_cached(model)
 
     def branches(self) -> int:
+        """The inputs that the guider made for this step, one at least."""
         return max(1, len(self._batches))
 
 
@@ -313,30 +326,24 @@ def was_set(scheduler: Any) -> bool:
     return len(scheduler.timesteps) != trained
 
 
-def has_next(scheduler: Any, read: Callable[[Any], float], *, behind_step: bool = False) -> bool:
+def has_next(scheduler: Any, read: Callable[[Any], float]) -> bool:
     """Return whether a call is at the step that a scheduler, with its timesteps set, has next.
 
     A scheduler may tell its step always, or from its first step on. One that never does has any of
-    its timesteps next. With `behind_step` the call may also be at the step just done. For `read`
-    see `DenoisingLoop.is_scheduled`.
+    its timesteps next. For `read` see `DenoisingLoop.is_scheduled`.
     """
-    schedule = torch.as_tensor(scheduler.timesteps)
+    values = torch.as_tensor(scheduler.timesteps)
     step = scheduler_step(scheduler)
     if step is not None:
-        steps = {step, max(0, step - behind_step)}
-        # Each by itself: rounded as the call's timestep is, several of the schedule may be one.
-        candidates = [schedule[place : place + 1] for place in steps]
+        values = values[step : step + 1]
     elif isinstance(getattr(scheduler, "step_index", None), int):
         return False  # it is done
-    else:
-        candidates = [schedule]
     called = abs(read(None))
-    for values in candidates:
-        timestep = read(values)
-        for value in values.tolist():
-            if timestep == value or abs(called - value) <= ROUNDING * abs(value):
-                return True
-    return False
+    timestep = read(values)
+    return any(
+        timestep == value or abs(called - value) <= ROUNDING * abs(value)
+        for value in values.tolist()
+    )
 
 
 def check_scheduler(scheduler: Any) -> None:

@@ -8,7 +8,8 @@ This is decided anew before every call, because adapters and hooks come and go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -88,6 +89,16 @@ class FeedForwardSite:
         self._form = form
         for module, _ in self._patched:
             setattr(module, AS_ONE, form is not None)
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Within: the layer runs as diffusers made it."""
+        form = self._form
+        self.run_as(None)
+        try:
+            yield
+        finally:
+            self.run_as(form)
 
     def weights(self, dtype: torch.dtype | None) -> MLPWeights | Fp8MLPWeights:
         """The live weights, in the dtype of ``torch.autocast`` where it is on, unless in FP8."""

@@ -10,7 +10,7 @@ SCALES = ("guidance_scale", "cfg_scale", "guidance_scale_2")
 
 
 class GuidanceScales:
-    """Counts the switches of guidance scales.
+    """Counts the switches of guidance scales in one generation.
 
     A switch is a change of a scale that is constant otherwise: a callback ends guidance, say.
     Scales that change at every step (dynamic guidance) have none: the transformer's outputs do not
@@ -21,27 +21,22 @@ class GuidanceScales:
     """
 
     def __init__(self) -> None:
-        self._generation = 0
         self._step = -1
         self._values: dict[str, Real] = {}
         self._moves: dict[str, list[bool]] = {}  # of each scale: whether it changed, step by step
         self._switches = 0
 
-    def switches(self, generation: int, step: int, scales: Mapping[str, Real]) -> int:
-        """Return the number of switches in a generation up to a step.
+    def switches(self, step: int, scales: Mapping[str, Real]) -> int:
+        """Return the number of switches in the generation up to a step.
 
         Args:
-            generation: its number; another one begins from 0.
             step: the step of the call. Only the first call of each step is looked at.
             scales: the scales now, by name.
         """
-        if generation != self._generation:
-            self._generation = generation
-            self._moves = {name: [] for name in scales}
-            self._switches = 0
-        elif step == self._step:
+        if step == self._step:
             return self._switches
-        elif self._has_switched(scales):
+        is_first = self._step < 0
+        if not is_first and self._has_switched(scales):
             self._switches += 1
         self._step = step
         self._values = dict(scales)

@@ -14,13 +14,6 @@ import torch
 from diffusers.models import attention_dispatch
 
 from chipsparse.config import SparsityConfig
-from chipsparse.pipelines.bridge import (
-    attention_backend,
-    forward_arguments,
-    is_claimed,
-    make_tag,
-    tagging_hook,
-)
 from chipsparse.pipelines.execution import Execution
 from chipsparse.pipelines.family import Family
 from chipsparse.pipelines.feed_forward import FeedForwardSite
@@ -28,6 +21,13 @@ from chipsparse.pipelines.feed_forward_forms import (
     Form,
     has_contiguous_channels,
     make_channels_contiguous,
+)
+from chipsparse.pipelines.ops import (
+    attention_backend,
+    forward_arguments,
+    is_claimed,
+    make_tag,
+    tagging_hook,
 )
 from chipsparse.pipelines.parallel.context_parallel import take_off
 from chipsparse.pipelines.parallel.split_sequence import CUT, CutAtEntry

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import torch
 
-from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.call_reader import Arguments, CallReader, remembered
+from chipsparse.pipelines.ops import LayerCall
 from chipsparse.pipelines.token_grids import patch_of, reorder_patches
 from chipsparse.pipelines.token_order import TokenOrder
 

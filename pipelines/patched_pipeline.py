@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chipsparse.config import FallbackError
-from chipsparse.pipelines.adapter import ADAPTER, ModelAdapter
 from chipsparse.pipelines.denoising_loop import DenoisingLoop
 from chipsparse.pipelines.one_thread import OneThread
 from chipsparse.pipelines.patches import Patches, WholePatched
+from chipsparse.pipelines.runner import RUNNER, Runner
+from chipsparse.reasons import calls as reasons
 from chipsparse.report.generation import GenerationReport
-from chipsparse.report.nothing_sparse import NOTHING
 
 CALLS = "chipsparse_calls"
 CALLBACK = "callback_on_step_end"
@@ -70,15 +70,15 @@ class PipelineCalls:
     """Looks after the calls of one patched pipeline."""
 
     _pipe: Any
-    _adapters: Mapping[str, ModelAdapter]  # by the pipeline's names for their transformers
+    _runners: Mapping[str, Runner]  # by the pipeline's names for their transformers
     _report: GenerationReport  # of these transformers
     _loop: DenoisingLoop
     _turn: OneThread = field(default_factory=OneThread)
     _is_restored: bool = False  # a call may have waited for that in another thread
 
     def __post_init__(self) -> None:
-        for adapter in self._adapters.values():
-            adapter.turn = self._turn
+        for runner in self._runners.values():
+            runner.turn = self._turn
 
     def patch(self, patches: Patches) -> None:
         patches.add_undo(self._restore)
@@ -102,10 +102,10 @@ class PipelineCalls:
         In a callback the pipeline's own call is, and no call of a transformer.
         """
         with self._turn.only(type(self._pipe).__name__, BETWEEN_CALLS):
-            for adapter in self._adapters.values():
-                if adapter.is_calling:
+            for runner in self._runners.values():
+                if runner.is_calling:
                     raise RuntimeError(
-                        f"a call of this {type(adapter.transformer).__name__} is under way; "
+                        f"a call of this {type(runner.transformer).__name__} is under way; "
                         f"{BETWEEN_CALLS}",
                     )
             yield
@@ -115,8 +115,8 @@ class PipelineCalls:
         return self._generation(self._loop.watched(arguments))
 
     def generation(self, scheduler: Any) -> contextlib.AbstractContextManager[None]:
-        """Like `around`, for a loop of the user's with a scheduler; None: that of the pipeline."""
-        return self._generation(self._loop.others(scheduler))
+        """Like `around`, for an explicit loop with a scheduler; None: that of the pipeline."""
+        return self._generation(self._loop.explicit(scheduler))
 
     @contextlib.contextmanager
     def _generation(self, loop: contextlib.AbstractContextManager[None]) -> Iterator[None]:
@@ -132,22 +132,22 @@ class PipelineCalls:
                 yield
                 finished = not getattr(self._pipe, "_interrupt", False)
             except BaseException as error:  # also one beside the transformer's calls
-                for adapter in self._adapters.values():
-                    if adapter.team is not None:
-                        adapter.team.failed(error, adapter.device)
+                for runner in self._runners.values():
+                    if runner.team is not None:
+                        runner.team.failed(error, runner.device)
                 raise
             finally:
                 self._loop.note_uncorrected()
-                for adapter in self._adapters.values():
-                    adapter.finish_generation()
+                for runner in self._runners.values():
+                    runner.finish_generation()
                 self._report.end_call(finished=finished)
 
     def outside(self, callback: Callable[..., Any]) -> Callable[..., Any]:
-        """A callback that may call other pipelines with the transformer: those have own loops."""
+        """A callback whose calls of the transformer belong to no step of the pipeline's loop."""
 
         @functools.wraps(callback)
         def called(*args: Any, **kwargs: Any) -> Any:
-            with self._loop.left():
+            with self._loop.suspended():
                 return callback(*args, **kwargs)
 
         return called
@@ -156,26 +156,19 @@ class PipelineCalls:
         """Frees the caches of a call whose loop is set to pass over the steps that are left."""
         if self._turn.is_inside():  # not where somebody else asks
             self._loop.note_uncorrected()
-            for adapter in self._adapters.values():
-                adapter.finish_generation()
+            for runner in self._runners.values():
+                runner.finish_generation()
 
     def _check_transformers(self) -> None:
         """Says which transformers were exchanged: those run as without chipsparse."""
-        adapters = self._adapters.items()
-        exchanged = [name for name, adapter in adapters if _is_exchanged(self._pipe, name, adapter)]
+        runners = self._runners.items()
+        exchanged = [name for name, runner in runners if _is_exchanged(self._pipe, name, runner)]
         if not exchanged:
             return
         self._report.begin_call()
-        verb = "was" if len(exchanged) == 1 else "were"
-        sentence = (
-            f"the pipeline's {' and '.join(exchanged)} {verb} exchanged after enable(); call "
-            "chipsparse.enable(pipe, ...) again"
-        )
+        of_some, of_all = reasons.exchanged(exchanged)
         try:
-            if len(exchanged) == len(self._adapters):
-                self._report.run_dense(f"{NOTHING}: {sentence}")
-            else:
-                self._report.fall_back(f"a transformer runs dense: {sentence}")
+            self._report.add(of_all if len(exchanged) == len(self._runners) else of_some)
         except FallbackError as error:
             self._report.fail(error)
             raise
@@ -191,8 +184,8 @@ def _by_name(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[st
     return dict(bound.arguments)
 
 
-def _is_exchanged(pipe: Any, name: str, adapter: ModelAdapter) -> bool:
+def _is_exchanged(pipe: Any, name: str, runner: Runner) -> bool:
     """Return whether the pipeline has a model under this name that nobody patched."""
     now = getattr(pipe, name, None)
     now = getattr(now, "_orig_mod", now)  # of one that was compiled as a whole since
-    return now is not adapter.transformer and ADAPTER not in getattr(now, "__dict__", {})
+    return now is not runner.transformer and RUNNER not in getattr(now, "__dict__", {})

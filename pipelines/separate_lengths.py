@@ -22,7 +22,6 @@ class SeparateLengths(CallReader):
     """Reads calls whose prompts may differ in length, and divides them."""
 
     lengths: list[int] | None = None  # of the open call's prompts, one per sample; None: not known
-    is_open = False  # the calls of a divided call, or a whole one, are being run
     _branches = 1
     _samples: tuple[int, ...] | None = None
 
@@ -46,6 +45,7 @@ class SeparateLengths(CallReader):
         kwargs: Mapping[str, Any],
         *,
         position: Mapping[str, Any],
+        is_known: Callable[[Arguments], bool],
         is_guided: Callable[[], bool],
     ) -> Any:
         """Run the transformer once for each length of prompt where anything may be sparse.
@@ -55,29 +55,19 @@ class SeparateLengths(CallReader):
             args: the positional arguments of the whole call.
             kwargs: its named arguments.
             position: what names the whole call for ``cache_context``.
+            is_known: tells whether the step of a call is known; others run as one.
             is_guided: tells whether the halves of the batch are guidance branches.
         """
-        self.is_open = True
-        try:
-            return self._run(call, args, kwargs, position, is_guided)
-        finally:
-            self.is_open = False
-
-    def _run(
-        self,
-        call: Callable[[tuple[Any, ...], Mapping[str, Any]], Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        position: Mapping[str, Any],
-        is_guided: Callable[[], bool],
-    ) -> Any:
         arguments = self.named(args, kwargs)
         lengths = self.prompt_lengths(arguments)
         self.lengths = lengths
         self._branches = 1
         self._samples = None
         distinct = list(dict.fromkeys(lengths or ()))
-        if len(distinct) < 2 or torch.is_grad_enabled() or not self._may_be_sparse(arguments):
+        is_one = len(distinct) < 2 or torch.is_grad_enabled()
+        if not is_one and self.split is None:
+            is_one = not is_known(arguments)
+        if is_one or not self._may_be_sparse(arguments):
             return call(args, kwargs)
         self._branches = len(distinct)
         position = {"name": "call", **position}

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.call_reader import Arguments, CallReader
+from chipsparse.pipelines.ops import LayerCall
 from chipsparse.pipelines.patches import Patches
 
 

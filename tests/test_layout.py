@@ -20,13 +20,13 @@ ROOMS = (
     ("chipsparse.common",),
     ("chipsparse.layout",),
     ("chipsparse.config",),
+    ("chipsparse.reasons",),
     ("chipsparse.skip",),
     ("chipsparse.profiles",),
     ("chipsparse.tuning",),
     ("chipsparse.sparse.plan", "chipsparse.without_effect"),
     ("chipsparse.parallel",),
     ("chipsparse.report",),
-    ("chipsparse.skip.scheduler_steps",),
     ("chipsparse.sparse.cost_model",),
     ("chipsparse.sparse.cache",),
     ("chipsparse.sparse.layers",),
@@ -107,7 +107,7 @@ def test_rooms_import_those_before_them():
 @pytest.mark.parametrize(
     ("module", "source", "later"),
     [
-        ("chipsparse.sparse.plan", "import chipsparse.pipelines.adapter", "chipsparse.pipelines"),
+        ("chipsparse.sparse.plan", "import chipsparse.pipelines.runner", "chipsparse.pipelines"),
         ("chipsparse.sparse.plan", "def f():\n    from chipsparse import api", "chipsparse.api"),
         ("chipsparse.sparse.plan", "from chipsparse import enable", "chipsparse"),
         (
@@ -117,7 +117,7 @@ def test_rooms_import_those_before_them():
         ),
         ("chipsparse.kernels.op", "from chipsparse.config import X", "chipsparse.config"),
         ("chipsparse.common.file", "import chipsparse.config", "chipsparse.config"),
-        ("chipsparse.pipelines.adapter", "from ..api import enable", "chipsparse.api"),
+        ("chipsparse.pipelines.runner", "from ..api import enable", "chipsparse.api"),
         ("chipsparse.api", "from chipsparse.experiments import quality", "chipsparse.experiments"),
         ("chipsparse.cli.tune.lab", "from chipsparse.cli.commands import tune", "commands"),
         ("chipsparse.experiments.clips", "import chipsparse", "chipsparse"),

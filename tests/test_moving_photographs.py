@@ -3,25 +3,39 @@
 import contextlib
 import math
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import chipsparse
+from benchmarks import curves
 from benchmarks.__main__ import main
-from benchmarks.curves import OURS, SKIPS
+from benchmarks.curves import OURS, SKIPS, at_share, lead, qualities, quality_rows
 from benchmarks.models import MODELS
-from benchmarks.moving_photographs import evaluate, mlp_rules, model, photographs, train
+from benchmarks.moving_photographs import (
+    evaluate,
+    methods,
+    mlp_rules,
+    model,
+    photographs,
+    train,
+)
 from benchmarks.moving_photographs.clips import SPEEDS, Layer, Photographs, Scene, draw
 from benchmarks.moving_photographs.model import BLOCK, TINY, LinearLatents, Model
+from benchmarks.moving_photographs.work import DenseWork
 from benchmarks.prices import PRICED_AS, priced
 from benchmarks.records import read
 from chipsparse import SparsityConfig
+from chipsparse.experiments.diffusers_caches import CacheRun
 from chipsparse.experiments.engine import step_digest
 from chipsparse.sparse.plan import Action
 from docs.tables import figures
+from tests.tiny_models import PROMPT, tiny_wan_pipeline
+from tests.variants import slow
 
 CPU = torch.device("cpu")
 FACTS = {"transformer": TINY, "photographs": 4, **train.GENERATION}
@@ -311,6 +325,109 @@ def test_ways_are_compared_and_merged(trained, tmp_path, capsys):
     assert main(options) == 0  # nothing is made twice
     assert " dense: " not in capsys.readouterr().out
     assert read(tmp_path / "all.json") == read(*sorted(tmp_path.glob("out/*.json")))
+
+
+# Quality at equal cost.
+
+
+def clip(method, setting, prompt="x", *, variant="", **values):
+    fixed = {"method": method, "variant": variant, "setting": setting, "prompt": prompt}
+    return fixed | {"refused": None, "psnr": 40.0, "cost": 0.5} | values
+
+
+def some_clips():
+    """Ours is 2 and 4 dB ahead of A's better variant at 40 %; B has the better worst clip."""
+    return [
+        clip("dense", "", psnr=None, cost=1.0),
+        *(clip(OURS, "low", p, cost=0.3, psnr=v) for p, v in (("x", 30.0), ("y", 40.0))),
+        *(clip(OURS, "high", p, cost=0.5, psnr=v) for p, v in (("x", 50.0), ("y", 60.0))),
+        *(clip("A", "one", p, variant="poor", cost=0.4, psnr=10.0) for p in "xy"),
+        clip("A", "one", cost=0.4, psnr=38.0),
+        clip("A", "one", "y", cost=0.38, psnr=46.0),
+        *(clip("B", "one", p, cost=0.4, psnr=v) for p, v in (("x", 39.0), ("y", 39.5))),
+        clip("C", "one", cost=0.2, psnr=70.0),
+        clip("C", "one", "y", cost=0.2, refused="IndexError: no"),
+    ]
+
+
+def test_methods_are_compared_in_their_best_variant_on_all_prompts():
+    points = [(0.5, 50.0), (0.3, 30.0), (0.4, 45.0)]
+    at = [at_share(points, share) for share in (0.3, 0.35, 0.45, 0.7, 0.29)]
+    assert at == [30, pytest.approx(37.5), pytest.approx(47.5), 50, None]
+    at_40 = qualities(some_clips(), 0.4)
+    assert set(at_40) == {OURS, "A", "B"}
+    assert (at_40["A"].variant, at_40["A"].psnrs) == ("", {"x": 38.0, "y": 46.0})
+    ahead = lead(at_40)
+    assert (ahead.mean, ahead.worst, ahead.interval) == (3.0, 2.0, (2.0, 4.0))
+    assert lead({"A": at_40["A"]}) is None
+    rows = {row["method"]: row for row in quality_rows(some_clips(), {"40%": 0.4})}
+    assert (rows[OURS]["40%"], rows["C"]["40%"]) == ("45.0 (40.0)", "-")
+    assert rows[curves.LEAD]["40%"] == "+3.0 (+2.0)"
+    assert rows[curves.INTERVAL]["40%"] == "+2.0 to +4.0"
+
+
+# The work of other methods.
+
+
+STEPS = 12
+
+
+def generate(pipe, steps):
+    size = {"height": 64, "width": 64, "num_frames": 9, "max_sequence_length": 16}
+    options = {"output_type": "latent", "num_inference_steps": steps, **size}
+    return pipe(PROMPT, generator=torch.Generator().manual_seed(0), **options).frames
+
+
+aten = torch.ops.aten
+# Which argument of a matrix product is summed over, along its last axis.
+SUMMED = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
+
+
+class WorkCounter(TorchDispatchMode):
+    """Adds up the multiply-adds of one module's calls, where it is entered around them."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.multiply_adds = self.open_calls = 0
+        module.register_forward_pre_hook(lambda *_: self.opened(1))
+        module.register_forward_hook(lambda *_: self.opened(-1), always_call=True)
+
+    def opened(self, number):
+        self.open_calls += number
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not self.open_calls:
+            return result
+        if (place := SUMMED.get(func.overloadpacket)) is not None:
+            self.multiply_adds += result.numel() * args[place].shape[-1]
+        elif func.overloadpacket is aten.convolution:
+            self.multiply_adds += result.numel() * args[1][0].numel()
+        elif "scaled_dot_product" in func.name():
+            query, key, value = (tensor.shape for tensor in args[:3])
+            self.multiply_adds += math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+        return result
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MagCache, first 10%, at most 12 skipped, threshold 1",
+        slow("TaylorSeer, whole steps, first 3, order 1, every 3"),
+    ],
+)
+def test_the_work_of_caches_is_what_pytorch_computes(name):
+    wan = tiny_wan_pipeline()
+    dense = DenseWork.measured(wan.transformer, lambda: generate(wan, 2))
+    (entry,) = (each for each in methods.rivals(STEPS) if str(each) == name)
+    run = CacheRun(wan, STEPS, tuple(1 - 0.01 * i for i in range(STEPS)))
+    made = Counter()
+    counter = WorkCounter(wan.transformer)
+    with methods.with_cache(run, entry, made), counter:
+        generate(wan, STEPS)
+    assert counter.multiply_adds < 0.95 * 2 * STEPS * dense.call
+    assert dense.of_calls(made, 2 * STEPS) == pytest.approx(counter.multiply_adds, rel=1e-6)
+    assert not any("forward" in vars(module) for module in made)
 
 
 # Rules of sparse MLPs.

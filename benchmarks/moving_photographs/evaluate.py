@@ -36,8 +36,15 @@ from benchmarks.curves import (
     qualities,
     quality_rows,
 )
-from benchmarks.equal_work import SIZE, Entry, Lab, entries, run_fields
 from benchmarks.models import MODELS
+from benchmarks.moving_photographs.methods import (
+    SIZE,
+    Entry,
+    Lab,
+    of_profile,
+    rivals,
+    run_fields,
+)
 from benchmarks.moving_photographs.mlp_rules import RULES, simulated
 from benchmarks.prices import PRICED_AS, StepPrices, computed_prices, priced, prices_of
 from benchmarks.records import Record, Run, read, table, write
@@ -57,17 +64,6 @@ MODEL_CLASS = "WanTransformer3DModel"  # whose shipped profile is evaluated
 # in full and sparse.
 SKIP_SHARES = (0.1, 0.12, 0.16, 0.2, 0.24, 0.28, 0.34, 0.4, 0.5)
 SPARSE_SHARES = ((0.22, 0.24), (0.14, 0.18), (0.08, 0.22))
-# Which of the other methods' settings: those about their published speed-ups, and faster ones.
-RIVALS = "|".join(
-    (
-        r"fewer steps",
-        r"MagCache, first 20%, at most 4 skipped, threshold 0.(06|12|25)$",
-        r"MagCache, first 10%, at most 12 skipped, threshold (0.25|0.5|1)$",
-        r"SeaCache, order 0.* threshold 0.(2|35)$",
-        r"SeaCache, order 1.* threshold (0.2|0.35|0.6|1)$",
-        r"TaylorSeer, .*first 3, order 1, every [23469]$",
-    ),
-)
 # PSNR by speed-up of HunyuanVideo (540p to 720p, 50 steps), as their papers print it.
 PUBLISHED = {
     "MagCache": {2.25: 34.5, 2.63: 31.8},
@@ -118,16 +114,14 @@ def ways(
         lists: numbers of full steps, or of full and sparse ones as ``9+17``; none: by shares.
         rules: also the simulated rules of sparse MLPs, at ``balanced`` and ``fast``.
     """
-    own = (OURS, SKIPS)
-    others = entries(steps, profiles)
-    chosen = [one for one in others if one.method in own or re.match(RIVALS, str(one))]
     counts = [_counts(text) for text in lists]
     if not lists:
         counts = [(round(share * steps), 0) for share in SKIP_SHARES]
         counts += [(round(full * steps), round(sparse * steps)) for full, sparse in SPARSE_SHARES]
     by_rules = _simulated() if rules else ()
     own_lists = (_list(*pair, steps) for pair in counts)
-    return [*_qualities(steps), *own_lists, *by_rules, *chosen]
+    own_profiles = (of_profile(path, steps) for path in profiles)
+    return [*_qualities(steps), *own_lists, *by_rules, *own_profiles, *rivals(steps)]
 
 
 def _counts(text: str) -> tuple[int, int]:
@@ -254,7 +248,6 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
     from chipsparse.experiments.engine import Sample
     from chipsparse.experiments.lpips import Lpips
     from chipsparse.experiments.quality import compare_clips
-    from chipsparse.experiments.store import Store
 
     args.out.mkdir(parents=True, exist_ok=True)
     model = read_checkpoint(args.checkpoint)
@@ -278,11 +271,9 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
         shared,
         samples,
         calibrating=sample(-1),  # one that is not compared
-        store=Store(),
         dense=watched_dense(),
         lpips=lambda *_: Lpips(None, "not asked for"),
         compare=partial(compare_clips, psnr_alone=True),
-        timed=False,
         write=None if args.pictures is None else partial(_picture, args.pictures),
     )
     options = {"profiles": args.profiles, "lists": args.lists, "rules": args.rules}
@@ -293,7 +284,7 @@ def _make(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, en
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # So narrow layers, which stand for wide ones, would stay dense by their time.
     every_part_pays = mock.patch.object(layer_times, "LEAST_GAIN", -math.inf)
-    with every_part_pays, lab.prepared(compiled=False):
+    with every_part_pays, lab.prepared():
         for clip in samples[rank::world]:
             file = args.out / f"{run_name}-{clip.index:03d}.json"
             made = {name_of(record): record for record in (read(file) if file.is_file() else [])}
@@ -408,7 +399,7 @@ def known_prices() -> dict[str, StepPrices]:
 def report(clips: Sequence[Record], prices: Mapping[str, StepPrices]) -> str:
     """The tables of one kind of generation in Markdown, with what makes the model comparable."""
     whole = made_in_all_ways(priced(clips, prices))
-    equal = quality_rows(of_qualities(whole), "cost", costs(whole))
+    equal = quality_rows(of_qualities(whole), costs(whole))
     title = "PSNR in dB at equal cost, mean (worst), of clips made in all ways:"
     columns = dict.fromkeys(equal[0] if equal else (), "s")
     lines = [table(rows_of(whole), COLUMNS), "", title, "", table(equal, columns), ""]
@@ -448,7 +439,7 @@ def hardness(clips: Sequence[Record]) -> str:
     for method, figures in PUBLISHED.items():
         pairs = []
         for speedup, psnr in figures.items():
-            quality = qualities(clips, "cost", 1 / speedup).get(method)
+            quality = qualities(clips, 1 / speedup).get(method)
             here = f"{quality.mean:.1f}" if quality else "not measured"
             pairs.append(f"{here} ({psnr:g}) at {speedup:g}x")
         lines.append(f"- {method}, dB (published for HunyuanVideo): {', '.join(pairs)}")

@@ -153,6 +153,7 @@ class Flow:
         self._shift = shift
 
     def __call__(self, transformer: Any, clean: Tensor, words: Tensor, canvas: Canvas) -> Tensor:
+        """The mean square error of the velocity at random noise levels."""
         count = len(clean)
         device = clean.device
         captioned = torch.rand(count, 1, 1, device=device) > UNCONDITIONAL
@@ -183,6 +184,7 @@ class Distillation:
         self._levels = scheduler.sigmas
 
     def __call__(self, transformer: Any, clean: Tensor, words: Tensor, canvas: Canvas) -> Tensor:
+        """The mean square error to the straight way of the teacher's steps."""
         grid = self._levels.to(clean.device)
         step = torch.randint(len(grid) - 1, (len(clean),), device=clean.device)
         start = grid[step]

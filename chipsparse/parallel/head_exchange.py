@@ -166,6 +166,7 @@ class HeadExchange:
 
     @property
     def window_bytes(self) -> int:
+        """Bytes of the receive buffers on this device."""
         return sum(windows.nbytes for windows in self._windows.values())
 
     def close(self, *, stuck: bool = False) -> None:

@@ -23,6 +23,7 @@ class SequenceCut:
 
     @property
     def tokens(self) -> tuple[int, ...]:
+        """Grid and text tokens of each process, by rank."""
         return tuple(map(sum, zip(self.grid, self.text, strict=True)))
 
     def first(self, rank: int) -> int:

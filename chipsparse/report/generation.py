@@ -1,9 +1,10 @@
 """The report of a generation: its steps and layers, and whatever was not as the config asks.
 
-A report has two lists of sentences. *Fallbacks* are what runs dense, or denser than asked, although
-the config wants it sparse; a strict report raises the first one. *Notes* are whatever else is worth
-knowing: slower copies, another tile order, a cache that lives elsewhere than planned. A generation
-in which nothing at all is sparse or skipped has a sentence of its own, and the user is warned.
+A report has reasons, each a sentence with a code. *Fallbacks* are what runs dense, or denser than
+asked, although the config wants it sparse; a strict report raises the first one. *Notes* are
+whatever else is worth knowing: slower copies, a cache that lives elsewhere than planned. A
+generation in which nothing at all is sparse or skipped has a sentence of its own, and the user is
+warned.
 
 The same classes are filled during the calls, written by `GenerationReport.to_dict`, and read from
 files by pydantic. Times are in seconds, sizes in bytes, shares between 0 and 1; None is not known.
@@ -28,7 +29,8 @@ from chipsparse.common.user_warnings import warn_user
 from chipsparse.common.version import __version__
 from chipsparse.config import DenseWarning, FallbackError, Part, QualityWarning, SparsityConfig
 from chipsparse.kernels.dispatch import Choice
-from chipsparse.report.nothing_sparse import NOTHING, wants_sparse, why_nothing
+from chipsparse.reasons.reason import Level, Reason, nothing_sparse
+from chipsparse.report.nothing_sparse import wants_sparse, why_nothing
 from chipsparse.sparse.plan import CACHED, Action, SparsityPlan
 
 
@@ -216,7 +218,8 @@ class PlannedSteps:
 class GenerationReport:
     """The record of the current or last call of the pipeline, with all its sections.
 
-    Where a loop of another kind calls the transformer, it is that of one generation.
+    In an explicit loop (`Handle.generation`) it is that of one generation. Calls from other loops
+    have no records: a fallback says that they ran dense.
     """
 
     strict: InMemory[bool] = False  # a fallback raises `FallbackError`
@@ -229,8 +232,8 @@ class GenerationReport:
     quality: str | None = None  # the name of the config in its profile, where it has one
     generation: Count = 0  # number of the last one, from 1
     steps: list[StepRecord] = field(default_factory=list)  # one per transformer call, in order
-    fallbacks: list[str] = field(default_factory=list)  # what runs denser than asked, in sentences
-    notes: list[str] = field(default_factory=list)  # whatever else is worth knowing, likewise
+    # What its user should know, but for why nothing is sparse; see `fallbacks` and `notes`.
+    reasons: list[Reason] = field(default_factory=list)
     # Why no step is sparse or skipped although the config asks for some, and what would help; None
     # where one is, or none is wanted. Known before the first step wherever it can be, else when the
     # pipeline's call ends.
@@ -270,22 +273,26 @@ class GenerationReport:
         if any(record.used_caches for record in self.steps):
             self.nothing_sparse = None
         elif finished and self.steps and self.nothing_sparse is None:
-            sentences = [self.all_dense()]
-            if not any(record.action is Action.SPARSE for record in self.steps):
-                steps = 1 + max(record.step for record in self.steps)
-                plans = (replace(plan, steps=steps) for plan in self.plans.values())
-                sentences = [*map(why_nothing, plans), *sentences]
-            sentence = next(filter(None, sentences), None)
-            if sentence is not None:
-                self._warn_of_nothing(sentence)
+            reason = self._why_nothing_was_sparse()
+            if reason is not None:
+                self.nothing_sparse = reason.text
+                self._warn(reason, DenseWarning)
+
+    def _why_nothing_was_sparse(self) -> Reason | None:
+        if not any(record.action is Action.SPARSE for record in self.steps):
+            steps = 1 + max(record.step for record in self.steps)
+            for plan in self.plans.values():
+                reason = why_nothing(replace(plan, steps=steps))
+                if reason is not None:
+                    return reason
+        return self.why_all_dense()
 
     def _clear(self) -> None:
         empty = GenerationReport()
         for name in (
             "plans",
             "steps",
-            "fallbacks",
-            "notes",
+            "reasons",
             "nothing_sparse",
             "error",
             "device",
@@ -297,55 +304,83 @@ class GenerationReport:
         ):
             setattr(self, name, getattr(empty, name))
 
-    def all_dense(self, *others: str) -> str | None:
-        """Return that nothing runs sparse for the reasons noted and these; None without any."""
-        reasons = [*self.fallbacks, *others]
-        return f"{NOTHING}: {'; '.join(reasons)}" if reasons else None
+    @property
+    def fallbacks(self) -> list[str]:
+        """What runs dense, or denser than asked, in sentences."""
+        return [reason.text for reason in self.reasons if reason.level is Level.FALLBACK]
+
+    @property
+    def notes(self) -> list[str]:
+        """Whatever else is worth knowing, in sentences."""
+        return [reason.text for reason in self.reasons if reason.level is not Level.FALLBACK]
+
+    def why_all_dense(self, others: Iterable[Reason] = ()) -> Reason | None:
+        """Return that nothing runs sparse for the fallbacks and other reasons; None without any."""
+        texts = [*self.fallbacks, *(reason.text for reason in others)]
+        return nothing_sparse("layers.all_dense", "; ".join(texts)) if texts else None
 
     def look_ahead(self, plan: SparsityPlan, record: StepRecord) -> None:
         """Warn at a transformer's first call, or raise if strict, where no step will be sparse."""
         for before in self.steps[:-1]:
             if before.transformer == record.transformer or before.action in CACHED:
                 return
-        sentence = why_nothing(plan, record.step, record.transformer)
-        if sentence is not None:
-            self.run_dense(sentence)
+        reason = why_nothing(plan, record.step, record.transformer)
+        if reason is not None:
+            self.add(reason)
 
-    def run_dense(self, sentence: str) -> None:
-        """Warn that nothing runs sparse, and why; raise `FallbackError` if the run is strict."""
+    def add(self, reason: Reason) -> None:
+        """Note a reason once, and warn as its level has it.
+
+        Raises:
+            FallbackError: if the run is strict, and the reason says that something runs denser
+                than asked.
+        """
+        if reason.level is Level.NOTHING:
+            self._add_nothing_sparse(reason)
+            return
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        if reason.level is Level.QUALITY:
+            self._warn(reason, QualityWarning)
+        if reason.level is Level.FALLBACK and self.strict:
+            raise FallbackError(reason.text)
+
+    def add_dense_calls(self, calls: Reason, nothing: Reason) -> None:
+        """Note calls that run dense, and unless others were sparse that nothing is.
+
+        Raises:
+            FallbackError: if the run is strict.
+        """
+        self.add(calls)
+        if not any(record.used_caches for record in self.steps):
+            self.add(nothing)
+
+    def add_unknown_call(self, calls: Reason, nothing: Reason) -> None:
+        """Note and warn of a call at no known step, which runs dense without a record.
+
+        Raises:
+            FallbackError: if the run is strict.
+        """
         if self.config is not None and not wants_sparse(self.config):
             return
+        if self.in_call and not self._begun:
+            self.begin_call()
+        self.add_dense_calls(calls, nothing)
+        self._warn(calls, DenseWarning)
+
+    def _add_nothing_sparse(self, reason: Reason) -> None:
+        if self.config is not None and not wants_sparse(self.config):
+            return
+        self.nothing_sparse = reason.text
         if self.strict:
-            self.nothing_sparse = sentence
-            raise FallbackError(sentence)
-        self._warn_of_nothing(sentence)
+            raise FallbackError(reason.text)
+        self._warn(reason, DenseWarning)
 
-    def _warn_of_nothing(self, sentence: str) -> None:
-        self.nothing_sparse = sentence
-        self._warn(sentence, DenseWarning)
-
-    def warn_of_quality(self, sentence: str) -> None:
-        """Note and warn of what makes the result worse than the config's is elsewhere."""
-        self.note(sentence)
-        self._warn(sentence, QualityWarning)
-
-    def _warn(self, sentence: str, category: type[Warning]) -> None:
+    def _warn(self, reason: Reason, category: type[Warning]) -> None:
         """Warn once in the life of a report: a user makes one image after another."""
         if category not in self._warned:
             self._warned.add(category)
-            warn_user(sentence, category)
-
-    def fall_back(self, sentence: str) -> None:
-        """Note once what runs dense although it should not; raise `FallbackError` if strict."""
-        if sentence not in self.fallbacks:
-            self.fallbacks.append(sentence)
-        if self.strict:
-            raise FallbackError(sentence)
-
-    def note(self, sentence: str) -> None:
-        """Note once what does not make anything dense."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+            warn_user(reason.text, category)
 
     def correct(self, steps: range) -> None:
         """Note the last steps that were put right."""
@@ -413,6 +448,8 @@ class GenerationReport:
         )
         asked = None if config is None else dataclasses.asdict(config)
         written["config"] = TypeAdapter(Any).dump_python(asked, mode="json")
+        written["fallbacks"] = self.fallbacks
+        written["notes"] = self.notes
         return {"kind": "report", **written, "totals": self._totals()}
 
     def _totals(self) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from chipsparse.config import LayerPart, Part, ScheduleConfig, SparsityConfig
+from chipsparse.config import ScheduleConfig, SparsityConfig
+from chipsparse.reasons.reason import Reason, nothing_sparse
 from chipsparse.skip.timetable import MANY_STEPS, NO_SHARE
 from chipsparse.sparse.plan import CACHED, SparsityPlan
 
-NOTHING = "nothing runs sparse"
 # Fields of the schedule, each with the value that leaves most steps to sparse ones, the word for
 # the way there, and whether a schedule has some way to go.
 LOOSEST: dict[str, tuple[Any, str, Callable[[ScheduleConfig], bool]]] = {
@@ -21,23 +21,6 @@ LOOSEST: dict[str, tuple[Any, str, Callable[[ScheduleConfig], bool]]] = {
     "full_share": (0.01, "lower", lambda now: now.full_share not in (None, 0.01)),
     "least_full": (2, "lower", lambda now: now.full_share is not None and now.least_full > 2),
 }
-
-
-def part_name(part: Part) -> str:
-    """Return the name of a part of a layer in messages."""
-    return "MLP" if part == "mlp" else part
-
-
-def dense_notes(reasons: Mapping[LayerPart, str], layers: int) -> list[str]:
-    """Return one sentence for each part and reason, of a model with so many layers."""
-    alike: dict[tuple[Part, str], list[int]] = {}
-    for (layer, part), reason in sorted(reasons.items()):
-        alike.setdefault((part, reason), []).append(layer)
-    return [
-        f"{part_name(part)} runs dense in {len(dense)} of {layers} layers (first: layer "
-        f"{dense[0]}): {reason}"
-        for (part, reason), dense in alike.items()
-    ]
 
 
 def wants_sparse(config: SparsityConfig) -> bool:
@@ -51,30 +34,34 @@ def wants_sparse(config: SparsityConfig) -> bool:
     return schedule.lists_full and schedule.sparse_steps != 1
 
 
-def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> str | None:
+def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> Reason | None:
     """Return why no step will be sparse or skipped, with what would help; None if one may be.
 
     The transformer of this name is called from the step ``first`` on.
     """
     if plan.steps is None and plan.config.schedule.full_share is not None:
-        return f"{NOTHING}: {NO_SHARE}"
+        return nothing_sparse("schedule.steps_unknown", NO_SHARE)
     if plan.steps is None or not wants_sparse(plan.config) or _uses_caches(plan, first):
         return None
     layers = _why_no_layer(replace(plan, steps=first + MANY_STEPS))
     if layers is not None:
-        return f"{NOTHING}: {layers}"
+        return nothing_sparse("schedule.no_layer", layers)
     changes = what_helps(plan, first)
     fewest = _fewest_steps(plan, first)
     if fewest is None:
-        return f"{NOTHING}: the schedule computes every step in full; {changes or 'change it'}"
+        every = "the schedule computes every step in full"
+        return nothing_sparse("schedule.all_full", every, changes or "change it")
+    code = "schedule.few_steps"
     help = "take more steps" + (f", or {changes}" if changes else "")
     if first:
-        return (
-            f"{NOTHING}: {name} is first called at step {first} of {plan.steps} (from 0), and the "
-            f"schedule needs {fewest - first} calls in a row; {help}"
+        late = (
+            f"{name} is first called at step {first} of {plan.steps} (from 0), and the schedule "
+            f"needs {fewest - first} calls in a row"
         )
+        return nothing_sparse(code, late, help)
     few = "1 step is" if plan.steps == 1 else f"{plan.steps} steps are"
-    return f"{NOTHING}: {few} too few for the schedule, which needs at least {fewest}; {help}"
+    short = f"{few} too few for the schedule, which needs at least {fewest}"
+    return nothing_sparse(code, short, help)
 
 
 def _uses_caches(plan: SparsityPlan, first: int) -> bool:

@@ -11,6 +11,7 @@ import torch
 from chipsparse.common.machine import device_name
 from chipsparse.config import PARTS, LayerPart, Part
 from chipsparse.kernels.dispatch import Choice
+from chipsparse.reasons import layers as layer_reasons
 from chipsparse.report.generation import (
     Device,
     GenerationReport,
@@ -18,7 +19,6 @@ from chipsparse.report.generation import (
     StepRecord,
     StepTimer,
 )
-from chipsparse.report.nothing_sparse import part_name
 from chipsparse.sparse.plan import Action, SparsityPlan
 
 
@@ -37,6 +37,7 @@ class CallRecorder:
         self.reset()
 
     def reset(self) -> None:
+        """Forget the open call, and the backends and dense layers of the generation."""
         self._call: tuple[StepRecord, SparsityPlan, torch.device] | None = None
         self._choices: dict[tuple[object, ...], Mapping[str, Choice]] = {}
         self._left: dict[LayerPart, str] = {}
@@ -44,6 +45,7 @@ class CallRecorder:
         self._behind: set[Part] = set()
 
     def begin(self, record: StepRecord, plan: SparsityPlan, device: torch.device) -> None:
+        """Open a call: its layers go into this record, and their plan into the report."""
         report = self._report
         report.plans[record.transformer] = record.plan = plan
         if report.device is None:
@@ -53,6 +55,7 @@ class CallRecorder:
 
     @property
     def left_dense(self) -> dict[LayerPart, str]:
+        """Why layers run dense in this generation or call, by layer and part."""
         return self._left | self._left_now
 
     def leave_dense(self, part: Part, reasons: Mapping[int, str], *, once: bool = False) -> None:
@@ -96,10 +99,7 @@ class CallRecorder:
         record, _, _ = self._call
         if record.action is Action.SPARSE and part not in self._behind:
             self._behind.add(part)
-            self._report.fall_back(
-                f"{part_name(part)} runs in full at sparse steps where a layer had recorded "
-                f"nothing since the last refresh (first: layer {layer}, step {record.step})",
-            )
+            self._report.add(layer_reasons.raised(part, layer, record.step))
         return action
 
     def end(self, traffic: Mapping[tuple[int, Part], Traffic], *, finished: bool = True) -> None:
@@ -114,10 +114,7 @@ class CallRecorder:
             unknown = self._add_unseen(record, plan)
             if unknown and self._report.strict and record.action is Action.SPARSE:
                 layer, part = unknown[0]
-                self._report.fall_back(
-                    f"{part_name(part)} of layer {layer} was computed by the model itself at "
-                    f"step {record.step}, which is sparse, for a reason that is not known",
-                )
+                self._report.add(layer_reasons.unseen(part, layer, record.step))
 
     def _add_unseen(self, record: StepRecord, plan: SparsityPlan) -> list[tuple[int, Part]]:
         """Add what the model computed by itself; return what it computed for no known reason.

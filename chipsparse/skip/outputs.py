@@ -110,6 +110,9 @@ class HeldOutputs:
     def __init__(self) -> None:
         self._held: dict[str, list[HeldOutput]] = {}
 
+    def __contains__(self, branch: str) -> bool:
+        return branch in self._held
+
     def hold(self, branch: str, time: float, result: Any, *, both: bool = False) -> None:
         """Keep a copy of a branch's result, and the result before it only if asked to.
 

@@ -22,7 +22,6 @@ class StepContext:
     steps: int | None  # number of steps of this generation where known
     timestep: float | None = None  # from the scheduler's list, where it has one for these steps
     first: int = 0  # step of the generation's first call; above 0 where it starts from an image
-    placed: bool = True  # whether the position is known, or calls are only counted
     corrects: bool = True  # whether skipped steps can be put right by the scheduler of these steps
 
     @property

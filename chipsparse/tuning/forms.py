@@ -71,10 +71,12 @@ class Candidate:
 
     @cached_property
     def schedule(self) -> Schedule:
+        """The steps of its config in n denoising steps."""
         return Schedule(self.config.schedule, self.steps)
 
     @property
     def describe(self) -> str:
+        """Return its list of steps and what made it, in words."""
         text = list_text(self.schedule, sparse=True)
         if not self.form.sparse_per_full:
             return f"{text} (list by growth {self.form.growth:g})"
@@ -94,6 +96,7 @@ class ActionSeconds:
     measuring: float = 0.0  # of measuring these times, beside the dense generations
 
     def generation(self, candidate: Candidate) -> float:
+        """Return the expected seconds of a whole generation with a candidate."""
         seconds = {
             Action.DENSE: self.dense,
             Action.REFRESH: self.refresh,

@@ -32,6 +32,7 @@ class Trajectory:
 
     @property
     def steps(self) -> int:
+        """Denoising steps."""
         return len(self.times)
 
     def weights(self, growth: float) -> np.ndarray:

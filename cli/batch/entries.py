@@ -54,13 +54,16 @@ class Entry:
 
     @property
     def is_there(self) -> bool:
+        """True where the batch's folder has the file."""
         return (self.folder / self.name).is_file()
 
     def item(self, folder: Path) -> Item:
+        """Return what `generate` makes for it, with its file in another folder."""
         label = f"line {self.lines[0]}, seed {self.seed}"
         return Item(0, self.prompt, self.seed, label, output=folder / self.name)
 
     def thumbnail(self, folder: Path) -> Path:
+        """Return the path of its JPEG for the batch's page, in a folder."""
         return folder / THUMBNAILS / f"{self.key}.jpg"
 
     def clip(self, state: State, warnings: Sequence[str] = (), **result: Any) -> BatchClip:
@@ -287,6 +290,10 @@ class Maker(KeptPipeline):
         return clip
 
     def make(self, entry: Entry, folder: Path) -> BatchClip:
+        """Write a file and its thumbnail into a folder, and return the file's record.
+
+        Raises what the pipeline raises; `tried` makes records of that.
+        """
         item = entry.item(folder)
         small = entry.thumbnail(folder)
         self.use(entry.request, self._progress)

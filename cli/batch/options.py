@@ -107,6 +107,7 @@ class BatchOptions(GenerateOptions):
 
     @property
     def on_ray(self) -> bool:
+        """True where Ray's processes make the files: with ``--engine ray``, or on several GPUs."""
         return self.engine == "ray" or (self.gpus or 1) > 1
 
     @property
@@ -143,6 +144,7 @@ class BatchOptions(GenerateOptions):
         return FileContent(lines, problems, warnings)
 
     def check(self) -> None:
+        """Raise `UserError` for drafts, GPUs or a folder that do not suit the other options."""
         # Imported here so that --help does not wait for torch.
         from chipsparse.cli.media.write import check_writable
         from chipsparse.cli.ranks import check_alone
@@ -217,11 +219,13 @@ class BatchOptions(GenerateOptions):
         return folder / f"clip.{suffix}"
 
     def reads(self) -> list[Path]:
+        """Return also the configs and images that single lines name."""
         settings = [line.settings for line in self.file_content.lines]
         own = [each[name] for each in settings for name in ("config", "image") if name in each]
         return [*super().reads(), *(Path(path) for path in own if isinstance(path, str))]
 
     def writes(self, *, single: bool = True) -> list[Write]:
+        """Return the manifest and the page; files of results have names of their own."""
         return [Write("--output", self.output / name) for name in (MANIFEST, PAGE)]
 
     def of_line(self, settings: Mapping[str, Any]) -> GenerateOptions:
@@ -232,4 +236,5 @@ class BatchOptions(GenerateOptions):
         return read_options(GenerateOptions, {**shared, **fixed, **settings})
 
     def kept(self) -> str:
+        """Return that the same command continues after the finished files."""
         return "what was finished is in the folder; the same command goes on"

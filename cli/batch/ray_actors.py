@@ -52,6 +52,7 @@ class RayActors:
         self._kind = ray.remote(num_gpus=int(on_gpu), num_cpus=cpus, max_restarts=0)(_Actor)
 
     def close(self) -> None:
+        """End the actors, and Ray in this process."""
         ray.shutdown()
 
     def make(self, entries: Sequence[Entry], display: ProgressDisplay) -> Iterator[BatchClip]:

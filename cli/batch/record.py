@@ -50,10 +50,12 @@ class BatchClip(Record):
 
     @property
     def made(self) -> bool:
+        """True where the file exists, from this command or an earlier one."""
         return self.state in ("made", "already there")
 
     @property
     def prompt_text(self) -> str:
+        """The prompt, or a word for an empty one."""
         return self.request.prompt or "(empty)"
 
     @property
@@ -63,14 +65,17 @@ class BatchClip(Record):
 
     @property
     def score_text(self) -> str:
+        """The score of a draft with its name; empty where there is none."""
         return "" if self.score is None else f"{self.scored_by} {self.score:.4g}"
 
     @property
     def quality(self) -> str:
+        """The quality's name; "sparse" for a config without a name, or "dense"."""
         return "dense" if self.request.mode == "dense" else self.request.quality or "sparse"
 
     @property
     def settings(self) -> str:
+        """Size, steps, guidance and quality, as the page shows them."""
         return ", ".join(filter(None, (self.request.settings.text(), self.quality)))
 
 
@@ -114,11 +119,13 @@ class BatchResult(Result):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def counts(self) -> dict[State, int]:
+        """The number of clips in each state, states without any included."""
         states = [clip.state for clip in self.clips]
         return {state: states.count(state) for state in get_args(State)}
 
     @property
     def title(self) -> str:
+        """The number of files that exist, of all."""
         made = sum(clip.made for clip in self.clips)
         return f"{made} of {counted(len(self.clips), 'file')}"
 

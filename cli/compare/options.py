@@ -166,15 +166,18 @@ class CompareOptions(GenerationOptions):
 
     @property
     def rate(self) -> float:
+        """Frames per second of the written clips."""
         return self.fps or DEFAULT_FPS
 
     @property
     def folder(self) -> Path:
+        """The folder of a suite's results; by default named by its model."""
         assert self.suite is not None
         name = name_of(self.suite.rstrip("/")).replace("/", "-")
         return self.output or Path(f"suite-{name}")
 
     def check(self) -> None:
+        """Raise `UserError` for options that the kind of comparison does not have."""
         if self.output is None and self.suite is None:
             for name in ("--amplify", "--fps"):
                 self.refuse(name, why="is about --output, and there is none")
@@ -206,6 +209,7 @@ class CompareOptions(GenerationOptions):
             check_output(self.output, fps=self.fps)
 
     def reads(self) -> list[Path]:
+        """Return the two files, or the files of the configs, the prompts and the suite's model."""
         if self.suite is None and not self.configs:
             return [*clip_sources(Path(self.a or "")), *clip_sources(Path(self.b or ""))]
         configs = [] if self.suite is not None else self.configs.values()
@@ -224,6 +228,7 @@ class CompareOptions(GenerationOptions):
         return [] if self.output is None else clip_writes("--output", self.output, single=single)
 
     def kept(self) -> str:
+        """Return the folder of the finished clips, and the command that continues a suite."""
         if self.suite is None:
             return super().kept()
         if not (self.folder / MEASURED).is_file():

@@ -31,6 +31,7 @@ class ShownClip(Record):
 
     @property
     def facts(self) -> list[tuple[str, str]]:
+        """Names and texts below the clip: its files, and what white means in the heat-map."""
         heat = f"difference x{self.amplified}: {white_of(self.amplified)}"
         return [("written", files_text(self.files)), ("heat-map", heat)]
 
@@ -64,6 +65,7 @@ class Comparison(Result):
 
     @property
     def title(self) -> str:
+        """Both sides of a pair, or the model of a suite."""
         return ", ".join(self.sides) or f"{self.model}: quality over speed"
 
     @property
@@ -89,6 +91,7 @@ class Comparison(Result):
         ]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return the head, charts of quality, tables of clips and intervals, and frames."""
         pair = bool(self.sides)
         rows = self.shown
         dense = self.rows[0]
@@ -235,9 +238,11 @@ class FilesComparison(Result, ClipQuality):
 
     @property
     def title(self) -> str:
+        """The names of both files."""
         return f"{name_of(self.b)} against {name_of(self.a)}"
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return the headline numbers, then quality and flicker by frame."""
         curves = self.per_frame
         flicker = {
             f"{side}: {name_of(file)}": [{"flicker": curves.get(name, ())}]

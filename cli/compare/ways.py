@@ -54,6 +54,7 @@ class Metric:
 
     @property
     def name(self) -> str:
+        """The title without its unit."""
         return self.title.partition(",")[0]
 
     def text(self, value: float | None, *, sign: bool = False) -> str:
@@ -228,6 +229,7 @@ class Row(Record):
         return ", ".join(texts)
 
     def median(self, name: Literal["seconds", "speedup"]) -> float:
+        """Return the median over its clips, in seconds or as a factor."""
         return statistics.median(getattr(clip, name) for clip in self.clips)
 
     def quality(self, metric: str) -> Quality | None:

@@ -18,7 +18,7 @@ from chipsparse.config import Part as LayerPart
 from chipsparse.config import ranges_text
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.published import PublishedPsnr
-from chipsparse.sparse.cache.memory_plan import KindBytes
+from chipsparse.sparse.cache.memory_plan import KeptBytes
 from chipsparse.sparse.cost_model.layer_times import PartSeconds, milliseconds_text
 from chipsparse.sparse.cost_model.run_times import RunEstimate
 from chipsparse.sparse.plan import Action
@@ -40,10 +40,12 @@ class PartLayers(Record):
 
     @property
     def name(self) -> str:
+        """The kind of the layers, and which part of them."""
         return f"{self.kind} {PART_NAMES[self.part]}"
 
     @property
     def row(self) -> list[str]:
+        """Cells of the table: counts, shares, and milliseconds where a cost model knows them."""
         share = ["all", "-"]
         times = ["-", "-"]
         if self.kept:
@@ -100,6 +102,7 @@ class Quality(Record):
 
     @property
     def row(self) -> list[str]:
+        """Cells of the table, without the name: steps, work, caches and speed-ups."""
         counts = Counter(self.counts)
         steps = counts["dense"] + counts["refresh"], counts["sparse"], counts["skip"]
         speedup = "-" if self.speedup_run is None else f"{self.speedup_run:.2f}x"
@@ -137,13 +140,14 @@ class Explanation(Result):
     measured_quality: str  # likewise
     weights: Mapping[str, int | None]
     memory: Memory
-    caches: Mapping[str, KindBytes]
+    caches: Mapping[str, KeptBytes]
     estimate: RunEstimate | None
     shared: Shared | None
     qualities: Mapping[str, Quality]
     notes: Sequence[str]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return the generation, its layers, caches and memory, then all qualities."""
         layers = ["layers", "sparse", "blocks", "keeps", "share", "sparse step", "dense"]
         qualities = ["quality", "full", "sparse", "skipped", "work", "caches"]
         qualities += ["speed-up", "other caches"]

@@ -47,6 +47,7 @@ class Settings(Record):
         return f"{self.width}x{self.height} pixels{frames}"
 
     def text(self, flow_shift: float | None = None) -> str:
+        """Return size, steps, guidance and flow shift in words; None is left out."""
         steps = self.num_inference_steps
         guidance = self.true_cfg_scale or self.guidance_scale
         texts = [
@@ -92,6 +93,7 @@ class RequestRecord(Record):
 
     @property
     def settings_text(self) -> str:
+        """All that was asked for besides the prompt, seed and profile, in words."""
         texts = [
             self.settings.text(self.flow_shift),
             self.scheduler,
@@ -139,6 +141,7 @@ class Comparison(Record):
 
     @property
     def quality(self) -> str:
+        """PSNR and SSIM against dense, or that both are equal."""
         if self.psnr_db is None:
             return "the same frames as dense"
         ssim = "" if self.ssim is None else f", SSIM {self.ssim:.4f}"
@@ -162,10 +165,12 @@ class GenerationResult(Result):
 
     @property
     def made(self) -> Run | None:
+        """The generation that the file shows, sparse if both were made; None after an error."""
         return self.sparse or self.dense
 
     @property
     def title(self) -> str:
+        """The prompt, which heads the page."""
         return self.request.prompt or "A generation"
 
     def written_text(self, kind: str) -> str:
@@ -175,6 +180,7 @@ class GenerationResult(Result):
         return f"{files_text(files)} (replaced)" if replaced else files_text(files)
 
     def points(self, name: str) -> list[QualityPoint]:
+        """Return the speed-up and PSNR of the comparison; empty without, or for equal frames."""
         comparison = self.comparison
         request = self.request
         if comparison is None or comparison.psnr_db is None:
@@ -185,6 +191,7 @@ class GenerationResult(Result):
         return [QualityPoint(label, comparison.speedup, comparison.psnr_db)]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return a summary for the terminal, then the steps and layers of its report."""
         from chipsparse.cli.generate.report_page import report_sections  # which only pages need
 
         return [*self._summary(verbose=verbose), *report_sections(self)]
@@ -216,6 +223,7 @@ class GenerationResult(Result):
 
     @property
     def made_with(self) -> list[tuple[str, str]]:
+        """Names and texts of the settings, the profile and the LoRAs."""
         request = self.request
         rows = [("settings", request.settings_text)]
         if request.mode != "dense" and request.profile is not None:
@@ -224,10 +232,12 @@ class GenerationResult(Result):
 
     @property
     def details(self) -> list[tuple[str, str]]:
+        """Names and texts of the settings, the memory and the notes."""
         return [*self.made_with, ("memory", self._memory), *self.notes]
 
     @property
     def notes(self) -> list[tuple[str, str]]:
+        """Names and texts of warnings, fallbacks and notes, one row each."""
         rows = [("warning", sentence) for sentence in self.request.warnings]
         if self.made is not None:
             rows += [("fallback", sentence) for sentence in self.made.fallbacks]
@@ -260,9 +270,11 @@ class SeriesResult(Result):
 
     @property
     def title(self) -> str:
+        """The number of finished clips, of those asked for."""
         return f"{len(self.clips)} of {counted(self.asked, 'clip')}"
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return the sums of all clips, then a row for each."""
         finished = [clip for clip in self.clips if clip.error is None]
         failed = len(self.clips) - len(finished)
         count = f"{len(finished)} of {self.asked} made" + (f", {failed} failed" if failed else "")

@@ -17,8 +17,8 @@ from chipsparse.cli.views.budget_map import Cell, budget_map
 from chipsparse.cli.views.sections import ACTIONS, INK, SERIES, Chart, Section
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part as LayerPart
+from chipsparse.reasons.reason import NOTHING_SPARSE
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, mean
-from chipsparse.report.nothing_sparse import NOTHING
 
 if TYPE_CHECKING:
     from chipsparse.cli.generate.record import GenerationResult
@@ -56,13 +56,16 @@ class Step:
 
     @property
     def finished(self) -> bool:
+        """False where a call of the step broke off."""
         return all(call.finished for call in self.calls)
 
     def layers(self, part: LayerPart) -> list[LayerRecord]:
+        """Return the records of one part in all calls of the step."""
         return [layer for call in self.calls for layer in call.layers if layer.part == part]
 
     @property
     def row(self) -> list[str]:
+        """The cells of the step in the table: action, time and computed shares."""
         is_skipped = self.action == "skip"
         how = [name for name in ("forecast", "corrected") if any(map(attrgetter(name), self.calls))]
         done = self.action if self.finished else f"{self.action}, broke off"
@@ -186,7 +189,8 @@ def _head(
     elif done < asked:
         text = f"This generation was not finished: {done} of {asked} steps were."
         parts.append(view.Alert(text, "error"))
-    if report.nothing_sparse and not any(text.startswith(NOTHING) for text in request.warnings):
+    is_said = any(text.startswith(NOTHING_SPARSE) for text in request.warnings)
+    if report.nothing_sparse and not is_said:
         parts.append(view.Alert(report.nothing_sparse))
     parts += map(view.Alert, request.warnings)
     dense = result.dense

@@ -56,6 +56,7 @@ class ModelDescription:
         return len({"transformer", "transformer_2"} & set(self.components))
 
     def accepts(self, argument: str) -> bool:
+        """Return whether the pipeline's call takes this argument."""
         return argument in self._inputs
 
     def default(self, argument: str) -> Any:
@@ -73,6 +74,7 @@ class ModelDescription:
         return needed
 
     def lacks_text_encoder(self) -> bool:
+        """Return whether the pipeline's class has text encoders and the model has none."""
         parameters = inspect.signature(self.pipeline_class).parameters
         encoders = {name for name in parameters if name.startswith("text_encoder")}
         return bool(encoders) and not encoders & set(self.components)

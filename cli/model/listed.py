@@ -41,6 +41,7 @@ class ModelList(Result):
     other_classes: Mapping[str, str]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return one block of facts for each transformer class."""
         rows = [
             pair
             for model in self.models

@@ -31,9 +31,11 @@ class MediaFailures(Result):
 
     @property
     def title(self) -> str:
+        """The number of failed checks."""
         return f"media regression: {counted(len(self.failures), 'check')} failed"
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return one gallery: the worst frame of each failure."""
         pictures = [
             view.Picture(item.file, item.picture, f"{item.test}: {item.name}", item.why)
             for item in self.failures

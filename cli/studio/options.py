@@ -28,4 +28,5 @@ class StudioOptions(GenerationOptions):
     json: bool = False
 
     def check(self) -> None:
+        """Raise `UserError` where gradio is not installed."""
         check_installed("gradio", "studio", "the studio needs gradio")

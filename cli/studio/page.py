@@ -247,9 +247,11 @@ class Page:
         yield from self.watch(request)
 
     def end(self, request: gr.Request) -> None:
+        """Stop this page's generation after its step."""
         self.studio.stop(page_of(request))
 
     def leave(self, request: gr.Request) -> None:
+        """Note that a page was closed: its generation goes on, and any page may stop it."""
         self.studio.leave(page_of(request))
 
 

@@ -146,16 +146,19 @@ class Live(ProgressDisplay):
         return template.render(live=self, letters=LETTERS, units=units, **more)
 
     def check(self) -> None:
+        """Raise `Stopped` once the page asked for an end."""
         if self.stopped:
             raise Stopped
 
     def show(self, doing: str = "", clock: str = "", preview: np.ndarray | None = None) -> None:
+        """Exchange what the page shows; each None or empty text clears its part."""
         self.clock = clock
         self.preview = preview
         self.doing = doing
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
+        """Within: the page shows this text. Raises `Stopped` before and after."""
         self.check()
         self.show(text)
         yield
@@ -163,6 +166,8 @@ class Live(ProgressDisplay):
 
     @contextmanager
     def denoising(self, title: str, steps: int, *, plain_lines: int = 0) -> Iterator[StepDone]:
+        """Within: the page shows each step with a preview, and can stop after it."""
+
         def done(step: int, action: str, latents: torch.Tensor | None) -> None:
             shown(step, action, latents)
             self.runs[-1].actions.append(action)
@@ -202,6 +207,7 @@ class Studio:
         self._dense: dict[Any, Generation] = {}  # the last one, by all that it depends on
 
     def close(self) -> None:
+        """Stop all generations after their steps, free the pipeline, and wait for its thread."""
         with self._lock:
             for live in (*self._lives.values(), *self._left):
                 live.stopped = True

@@ -64,6 +64,7 @@ class TuneLab:
         return pipe
 
     def trajectory(self, prompt: int) -> Trajectory:
+        """Return the trajectory of a prompt's dense generation; the first one tells the budget."""
         made = self._clip(self.experiment.dense_way, prompt)
         if prompt == 0:
             seconds = made.total_seconds

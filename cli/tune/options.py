@@ -65,10 +65,12 @@ class TuneOptions(GenerationOptions):
 
     @property
     def results_file(self) -> Path:
+        """The file of all measurements, by default next to the profile."""
         return self.results or self.output.with_suffix(".tune.json")
 
     @property
     def target(self) -> dict[str, float | None]:
+        """The bounds by name, in dB, as a factor or in seconds; None is no bound."""
         return {
             "min_psnr_db": self.min_psnr,
             "min_ssim": self.min_ssim,
@@ -78,6 +80,7 @@ class TuneOptions(GenerationOptions):
         }
 
     def check(self) -> None:
+        """Raise `UserError` without a target, and for a budget below the least."""
         # Imported here so that --help does not wait for torch.
         from chipsparse.cli.media.write import check_file
         from chipsparse.cli.ranks import this_rank
@@ -97,14 +100,17 @@ class TuneOptions(GenerationOptions):
         this_rank(self)
 
     def check_contents(self) -> None:
+        """Raise `UserError` for an unreadable file of prompts or model."""
         if self.prompts is not None:
             read_prompts(self.prompts)
         self.check_model_files()
 
     def reads(self) -> list[Path]:
+        """Return also the file of prompts."""
         return [*super().reads(), *([] if self.prompts is None else [self.prompts])]
 
     def writes(self) -> list[Write]:
+        """Return the profile, the measurements, and the dense clips next to these."""
         dense = self.results_file.with_name(f"{self.results_file.stem}-dense")
         return [
             Write("--output", self.output),
@@ -113,5 +119,6 @@ class TuneOptions(GenerationOptions):
         ]
 
     def kept(self) -> str:
+        """Return where the measurements are, which another run continues."""
         known = f"what was measured is in {self.results_file}: run it again"
         return known if self.results_file.is_file() else "nothing was measured"

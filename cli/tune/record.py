@@ -80,6 +80,7 @@ class TunedResult(Result):
     configs_tried: int  # now or before
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return the chosen schedule with its quality and time, as one block of facts."""
         chosen = self.chosen
         prompts = counted(self.chosen.measured.prompts, "prompt")
         rows = [
@@ -104,6 +105,7 @@ class Search(Record):
 
     @property
     def text(self) -> str:
+        """The target in words."""
         return target_text(self.target)
 
 
@@ -160,10 +162,12 @@ class TuningResult(Result):
 
     @property
     def targets(self) -> str:
+        """The targets of all searches in words, each once."""
         return "; ".join(dict.fromkeys(search.text for search in self.searches.values()))
 
     @property
     def title(self) -> str:
+        """The model's name."""
         return f"Tuning of {self.about.model}"
 
     def points(self, name: str) -> list[QualityPoint]:
@@ -175,6 +179,7 @@ class TuningResult(Result):
         ]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
+        """Return the chosen schedules, then all that was measured."""
         chosen = [
             Section(f"Chosen schedule, for {search.text}", [own.chart()], own.form)
             for search in self.searches.values()

@@ -28,6 +28,7 @@ class Cell(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The action, for a sparse one with its share."""
         return f"sparse, {percent(self.kept)} computed" if self.action == "sparse" else self.action
 
 

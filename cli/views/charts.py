@@ -95,14 +95,17 @@ class Canvas:
         self.axes.grid(axis="y")
 
     def steps_axis(self, count: int, upwards: str) -> None:
+        """Lay the denoising steps across, with a title for what goes upwards."""
         self.whole_axis("denoising step, from 0", count, upwards)
 
     def plane(self, across: str, upwards: str) -> None:
+        """Title both axes of a chart of points, with a grid and room at the sides."""
         self.axes.set(xlabel=across, ylabel=upwards)
         self.axes.margins(x=0.06)
         self.axes.grid()
 
     def whole_numbers(self, axis: Axis) -> None:
+        """Put ticks at whole numbers alone."""
         axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
     def dots(
@@ -131,6 +134,7 @@ class Canvas:
             bar.set_gid(TIP + tip)
 
     def box(self, x: float, y: float, width: float, height: float, colour: str, tip: str) -> None:
+        """Draw a filled rectangle with a tip; its position is in data units."""
         box = Rectangle((x, y), width, height, facecolor=colour, edgecolor=BACK)
         self.axes.add_patch(box).set_gid(TIP + tip)
 

@@ -40,6 +40,7 @@ class Sample:
 
     @property
     def images(self) -> list[tuple[int, str]]:
+        """The number of each frame, and a data URI of it, scaled down to the page's size."""
         side = WIDE_LARGEST_SIDE if self.side_by_side else LARGEST_SIDE
         uris = (data_uri(frame, side) for frame in self.frames)
         return list(zip(self.numbers, uris, strict=True))

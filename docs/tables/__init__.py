@@ -37,7 +37,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "host memory": measured.host_memory,
     "memory": memory.memory,
     "tiny-wan time": measured.tiny_wan_time,
-    "equal work": measured.equal_work,
 }
 START = "<!-- table: {} -->"
 END = "<!-- end of table -->"

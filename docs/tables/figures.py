@@ -222,7 +222,7 @@ def _photographs_panel(axes: Axes, clips: Sequence[Record]) -> None:
     clips = of_qualities(clips)
     rows = [row for row in rows_of(clips) if first <= row["speedup"] <= last]
     grid = [first * (last / first) ** (place / 100) for place in range(101)]
-    at_speedup = {speedup: qualities(clips, "cost", 1 / speedup) for speedup in grid}
+    at_speedup = {speedup: qualities(clips, 1 / speedup) for speedup in grid}
     for method, colour in METHODS.items():
         points = [(row["speedup"], row["psnr"]) for row in rows if row["method"] == method]
         speedups = [x for x, at in at_speedup.items() if method in at]

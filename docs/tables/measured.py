@@ -79,11 +79,6 @@ STOCK = "stock, ms"
 PHOTOGRAPHS = "moving_photographs_h200.json"
 FEW_STEPS = "moving_photographs_few_steps_h200.json"
 RULES = "moving_photographs_rules_h200.json"
-WORKLOADS = {
-    "tiny-wan 17,408": "equal_work_17408_h200.json",
-    "tiny-wan 57,600": "equal_work_57600_h200.json",
-    "tiny-flux 1,088": "equal_work_flux_h200.json",
-}
 USUAL = "NVIDIA H200, torch 2.11.0+cu130, diffusers 0.42.1"
 
 
@@ -92,7 +87,7 @@ def photographs() -> str:
     clips = priced_photographs(PHOTOGRAPHS)
     prompts = len({clip["prompt"] for clip in clips})
     made = f"{generation_of(clips[0])}; {prompts} clips; {source(clips, PHOTOGRAPHS)}"
-    rows = quality_rows(of_qualities(clips), "cost", speed_columns(clips))
+    rows = quality_rows(of_qualities(clips), speed_columns(clips))
     return f"{table(rows, texts=1)}\n\n{made}\n\n{hardness(clips)}"
 
 
@@ -102,7 +97,7 @@ def photographs_in_short() -> str:
     columns = speed_columns(clips)
     means = [
         {"PSNR, dB": row["method"], **{title: row[title].partition(" ")[0] for title in columns}}
-        for row in quality_rows(of_qualities(clips), "cost", columns)
+        for row in quality_rows(of_qualities(clips), columns)
         if row["method"] not in (LEAD, INTERVAL)
     ]
     model = CASES[PRICED_AS]
@@ -234,7 +229,7 @@ def full_size() -> str:
         thirty = [
             record["sparse_ms"] / record["baseline_step_ms"]
             for record in of_case
-            if record["mlp_density"] == 0.3 and record["sparse_ms"] is not None
+            if record["schedule"] == "published" and record["sparse_ms"] is not None
         ]
         row = {
             "model": CASES[case],
@@ -453,18 +448,6 @@ def tiny_wan_time() -> str:
         for name, function in (("of 8 prompts", f) for f in (statistics.median, min, max))
     ]
     return f"{table(rows, texts=1)}\n\n{source(records, file)}"
-
-
-def equal_work() -> str:
-    """Return the quality of every method at equal work, and the lead of ours, by workload."""
-    parts = []
-    for name, file in WORKLOADS.items():
-        clips = read(file)
-        rows = [{name: row.pop("method"), **row} for row in quality_rows(clips, "work")]
-        prompts = len({clip["prompt"] for clip in clips})
-        made = f"{generation_of(clips[0])}; {prompts} prompts"
-        parts.append(f"{table(rows, texts=1)}\n\n{made}; {source(clips, file)}")
-    return "\n\n".join(parts)
 
 
 def read(file: str) -> list[Record]:

@@ -21,13 +21,15 @@ from chipsparse.pipelines.family_facts import (
 from chipsparse.pipelines.feed_forward_forms import MLPParts
 from chipsparse.pipelines.packed_rows import video_last
 from chipsparse.pipelines.token_order import TokenOrder
+from chipsparse.reasons.calls import branch_left_alone
+from chipsparse.reasons.reason import nothing_sparse
 from chipsparse.skip.position import StepContext
 
 STREAMS = ("vision", "sound", "action")
 INDICES = [f"{stream}_{kind}_indexes" for stream in STREAMS for kind in ("sequence", "mse_loss")]
 FP8_STEPS = "_cosmos3_mixed_precision_runtime"  # what its pipelines leave on such a transformer
-ACTIONS_ALONE = "nothing runs sparse: all frames are given, and only actions are generated"
-OTHER_GRIDS = "run dense: they have other videos than the first ones of their steps (control)"
+ACTIONS_ALONE = "all frames are given, and only actions are generated"
+OTHER_GRIDS = "they have other videos than the first ones of their steps (control)"
 
 
 def kinds(config: Config) -> tuple[LayerKind, ...]:
@@ -80,9 +82,9 @@ class Cosmos3Reader(CallReader):
     def observe(self, context: StepContext, arguments: Arguments) -> bool:
         """Report other grids, or that only actions are generated."""
         if makes_frames(arguments):
-            self.session.report.fall_back(f"calls of branch {context.branch} {OTHER_GRIDS}")
+            self.session.report.add(branch_left_alone(context.branch, OTHER_GRIDS))
             return False
-        self.session.report.run_dense(ACTIONS_ALONE)
+        self.session.report.add(nothing_sparse("model.actions_alone", ACTIONS_ALONE))
         return True
 
     def why_not_captured(self) -> str | None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.call_reader import Arguments
 from chipsparse.pipelines.family import Family
 from chipsparse.pipelines.family_facts import (
@@ -22,6 +21,7 @@ from chipsparse.pipelines.family_facts import (
     TimestepFacts,
     channels,
 )
+from chipsparse.pipelines.ops import LayerCall
 from chipsparse.pipelines.padded_text import leading_tokens
 from chipsparse.pipelines.processors import JointProcessor
 from chipsparse.pipelines.separate_lengths import SeparateLengths

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.layout import Grid
-from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.pipelines.call_reader import Arguments, CallReader, remembered
 from chipsparse.pipelines.family import Family
 from chipsparse.pipelines.family_facts import (
@@ -26,18 +25,18 @@ from chipsparse.pipelines.family_facts import (
     TimestepFacts,
 )
 from chipsparse.pipelines.feed_forward_forms import MLPParts
+from chipsparse.pipelines.ops import LayerCall
 from chipsparse.pipelines.padded_text import leading_tokens
 from chipsparse.pipelines.token_grids import fitting
 from chipsparse.pipelines.token_order import TokenOrder
+from chipsparse.reasons.reason import nothing_sparse
 from chipsparse.skip.position import StepContext
 from chipsparse.sparse.layers.state import StepState
 
 TEXT = "encoder_hidden_states"
 TEXT_MASK = "encoder_hidden_states_mask"
 CACHE_MODE = "kv_cache_mode"
-NO_CACHE = (
-    "nothing runs sparse: Qwen-Image 2.1 computes its prompt at every step; leave use_kv_cache on"
-)
+NO_CACHE = "Qwen-Image 2.1 computes its prompt at every step", "leave use_kv_cache on"
 
 
 def image_grids(shapes: Any) -> tuple[Grid, ...]:
@@ -188,7 +187,7 @@ class QwenImage21Reader(CallReader):
     def observe(self, context: StepContext, arguments: Arguments) -> bool:
         """Report pipelines that keep nothing."""
         if arguments.get(CACHE_MODE) is None:
-            self.session.report.run_dense(NO_CACHE)
+            self.session.report.add(nothing_sparse("model.no_cache", *NO_CACHE))
         return True
 
     def why_not_captured(self) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chipsparse.layout import Grid, LayerKind
-from chipsparse.pipelines.call_reader import ENABLE_THERE, Arguments, CallReader
+from chipsparse.pipelines.call_reader import Arguments, CallReader
 from chipsparse.pipelines.families.wan import WAN, WanOrder
 from chipsparse.pipelines.family import Family
 from chipsparse.pipelines.family_facts import Config, Patches, Sharing, SparseParts, neurons
@@ -16,8 +16,6 @@ from chipsparse.pipelines.history import WHY_WHOLE, History, PresentFrames
 from chipsparse.pipelines.token_grids import frame_by_frame
 from chipsparse.pipelines.token_order import TokenOrder
 
-MOST_NOISE_OF_GIVEN = 60  # timestep of frames that a SkyReels V2 is given, at most
-WAITING = "calls run dense: blocks of frames wait for others, so their step is not known"
 MASKED = "the model masks later blocks of frames"
 
 
@@ -129,16 +127,6 @@ class SkyReelsReader(CallReader):
         if row.untyped_storage().nbytes() != rows * row.nbytes:  # no view of the matrix
             return None, None
         return row.storage_offset() // row.numel(), rows
-
-    def notes(self, arguments: Arguments) -> list[str]:
-        """Report blocks of frames that wait in loops of others, which hide the step."""
-        levels = arguments["timestep"]
-        plan = self.session.plan
-        if self.loop.runs or plan is None or plan.is_dense() or levels.ndim == 1:
-            return []
-        if len(levels[levels > MOST_NOISE_OF_GIVEN].unique()) > 1:
-            self.session.report.fall_back(f"{WAITING}; {ENABLE_THERE}")
-        return []
 
     def dense_because(self, arguments: Arguments) -> str | None:
         """Return the reason of models that generate block by block."""

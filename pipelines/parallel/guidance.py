@@ -29,6 +29,7 @@ class Unfilled(torch.Tensor):
 
     @classmethod
     def wait(cls, cut: tuple[Unfilled, Any] | None = None) -> Unfilled:
+        """Return an output without values; with `cut`, the piece of another one at an index."""
         waiting = torch.empty(0).as_subclass(cls)
         waiting.output = None
         waiting.cut = cut

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.layout import ModelLayout
+from chipsparse.parallel.head_chunks import HeadChunks
 from chipsparse.parallel.head_exchange import HeadExchange
-from chipsparse.parallel.head_turns import HeadTurns
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, with_largest_share
-from chipsparse.pipelines.bridge import LayerCall
+from chipsparse.pipelines.ops import LayerCall
 from chipsparse.sparse.layers.state import StepState
 
 CUT = "chipsparse_cut"
@@ -52,6 +52,7 @@ class SplitSequence:
 
     @property
     def has_text(self) -> bool:
+        """True where this process's shard includes text tokens."""
         return self._cut.text[self.exchange.rank] > 0
 
     def own_grid(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -82,9 +83,9 @@ class SplitSequence:
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
         # In the model's order [B, N, H, D], in which q, k and v come.
         states = tuple(part.transpose(1, 2)[:, front : front + own] for part in states)
-        turns = HeadTurns(self.exchange, states, self._cut)
-        output = turns.finish(
-            attend(state, turns.query, turns.key, turns.value, **options, turns=turns),
+        chunks = HeadChunks(self.exchange, states, self._cut)
+        output = chunks.finish(
+            attend(state, chunks.query, chunks.key, chunks.value, **options, chunks=chunks),
         )
         if not spare:
             return output
@@ -121,6 +122,7 @@ class CutAtEntry:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        """Run the block on this process's shard, if the adapter cuts at this block."""
         cut = vars(self).get(CUT)
         if cut is not None:
             hidden_states, encoder_hidden_states = cut(hidden_states, encoder_hidden_states)

@@ -17,12 +17,12 @@ def actions(handle, branch="cond"):
 def calls_begun(handle):
     """The context and the layout of every call of the transformer from now on, as they come."""
     calls = []
-    session = handle._adapters[0].session
+    session = handle._runners[0].sparse.session
     begin = session.begin
 
-    def look(context, layout, *args, **kwargs):
-        calls.append((context, layout))
-        return begin(context, layout, *args, **kwargs)
+    def look(decision, plan, reading):
+        calls.append((decision.place, reading.layout))
+        return begin(decision, plan, reading)
 
     session.begin = look
     return calls

@@ -32,7 +32,7 @@ def test_branches_in_one_batch_keep_the_same_columns_and_samples_keep_their_own(
     kept = []
 
     def look():
-        caches = handle._adapters[0].session._caches
+        caches = handle._runners[0].sparse.session._caches
         branch = handle.report.steps[-1].branch
         kept.append(caches[branch, 0].attention.columns.clone())
 
@@ -70,7 +70,9 @@ def test_skip_layer_guidance_is_a_branch_of_its_own():
     with chipsparse.enable(pipe, EXACT) as handle:
         assert_close(generate(pipe, SKIPPING), expected)
         assert handle.report.fallbacks == []
-        assert handle._adapters[0].session.cache_bytes() == 0  # the pipeline says when it is done
+        assert (
+            handle._runners[0].sparse.session.cache_bytes() == 0
+        )  # the pipeline says when it is done
     whole, skipping = (
         {record.step: record for record in handle.report.steps if record.branch == branch}
         for branch in ("call0", "call1")

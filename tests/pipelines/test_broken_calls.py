@@ -57,9 +57,9 @@ def test_the_next_generation_is_right(point, patched):
     number = (2 * point + 1) * operations // (2 * POINTS)
     with pytest.raises(error, match="here"), BreaksOff(number, error):
         generate(pipe)
-    (adapter,) = handle._adapters
-    assert adapter.session.cache_bytes() == adapter.session._pool.host.lent_bytes == 0
-    assert adapter.session._generation.held._held == {}
+    (runner,) = handle._runners
+    assert runner.sparse.session.cache_bytes() == runner.sparse.session._pool.host.lent_bytes == 0
+    assert runner._skip._generation.branches == {}
     assert torch.equal(generate(pipe), expected)
     assert handle.report.error is None
 
@@ -67,11 +67,11 @@ def test_the_next_generation_is_right(point, patched):
 @pytest.mark.parametrize("raises", [False, True])
 def test_breaking_off_in_a_callback(raises, patched):
     pipe, handle, generate, expected, _ = patched
-    (adapter,) = handle._adapters
+    (runner,) = handle._runners
 
     def between(pipe, step, _time, _tensors):
         if step == 4:
-            assert adapter.session.cache_bytes() > 0
+            assert runner.sparse.session.cache_bytes() > 0
             pipe._interrupt = True
             if raises:
                 raise RuntimeError("injected")
@@ -80,7 +80,7 @@ def test_breaking_off_in_a_callback(raises, patched):
     ends = pytest.raises(RuntimeError, match="injected") if raises else contextlib.nullcontext()
     with ends:
         generate(pipe, callback_on_step_end=between)
-    assert adapter.session.cache_bytes() == 0
+    assert runner.sparse.session.cache_bytes() == 0
     assert torch.equal(generate(pipe), expected)
 
 
@@ -113,7 +113,7 @@ def test_caches_are_gone_before_the_latents_are_decoded(change, at, steps, offlo
 
     monkeypatch.setattr(pipe.vae, "decode", watched)
     with chipsparse.enable(pipe, WAN.SPARSE.override({"memory.offload": offload})) as handle:
-        session = handle._adapters[0].session
+        session = handle._runners[0].sparse.session
         small = {"height": 32, "width": 32, "num_frames": 5, "guidance_scale": 3.0}
         WAN.generate(pipe, **small, output_type="np", callback_on_step_end=between)
     assert len(held) == steps
@@ -124,15 +124,15 @@ def test_caches_are_gone_before_the_latents_are_decoded(change, at, steps, offlo
 
 def test_nothing_waits_for_a_gpu_that_is_stuck(patched, monkeypatch):
     pipe, handle, generate, expected, _ = patched
-    (adapter,) = handle._adapters
+    (runner,) = handle._runners
 
     def between(*_):
-        monkeypatch.setattr(adapter, "team", SimpleNamespace(stuck=True, failed=lambda *_: None))
+        monkeypatch.setattr(runner, "team", SimpleNamespace(stuck=True, failed=lambda *_: None))
         monkeypatch.setattr(HostCopies, "synchronize", pytest.fail)
         raise RuntimeError("injected")
 
     with pytest.raises(RuntimeError, match="injected"):
         generate(pipe, callback_on_step_end=between)
-    assert adapter.session.cache_bytes() == adapter.session._pool.host.nbytes == 0
+    assert runner.sparse.session.cache_bytes() == runner.sparse.session._pool.host.nbytes == 0
     monkeypatch.undo()
     assert torch.equal(generate(pipe), expected)

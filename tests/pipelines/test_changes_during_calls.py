@@ -9,7 +9,7 @@ import torch
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.pipelines.adapter import ADAPTER
+from chipsparse.pipelines.runner import RUNNER
 from tests.pipelines.changes import at_step
 from tests.pipelines.model_state import state_of
 from tests.pipelines.tiny_runs import STILL
@@ -143,7 +143,7 @@ def test_two_threads_that_enable_and_disable_at_once_leave_a_whole_patch_or_none
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(change, [True, True, False, False]))
     enabled = [handle for handle in handles if handle.enabled]
-    assert len(enabled) == int(ADAPTER in vars(pipe.transformer)) <= 1
+    assert len(enabled) == int(RUNNER in vars(pipe.transformer)) <= 1
     assert torch.equal(wan(pipe), sparse if enabled else stock)
     handle = chipsparse.enable(pipe, CONFIG)
     assert [each for each in handles if each.enabled] == []
@@ -156,15 +156,15 @@ def test_calls_that_begin_while_another_thread_restores_run_as_stock(pipe):
     """They have found what is patched, and get their turn behind it."""
     stock = wan(pipe)
     handle = chipsparse.enable(pipe, CONFIG)
-    adapter = handle._adapters[0]
+    runner = handle._runners[0]
     calls = handle._calls
     handle.disable()
     pipe.chipsparse_calls = calls
-    pipe.transformer.chipsparse_adapter = adapter
+    pipe.transformer.chipsparse_runner = runner
     with calls.around({}):
         assert torch.equal(wan(pipe), stock)
     del pipe.chipsparse_calls
-    del pipe.transformer.chipsparse_adapter
-    output = adapter.call(lambda given: given + 1, (1,), {})
+    del pipe.transformer.chipsparse_runner
+    output = runner.call(lambda given: given + 1, (1,), {})
     assert output == 2
-    assert adapter.session.cache_bytes() == 0
+    assert runner.sparse.session.cache_bytes() == 0

@@ -25,7 +25,7 @@ def test_modular_pipelines_run_sparse(changes):
     for branch in ("cond", "uncond"):
         assert {"refresh", "sparse"} <= set(actions(handle, branch))
     without = set(actions(handle, "cond_no_control"))
-    said = [f"calls of branch cond_no_control {OTHER_GRIDS}"] if without else []
+    said = [f"calls of branch cond_no_control run dense: {OTHER_GRIDS}"] if without else []
     assert without == ({"dense"} if "control_guidance" in changes else set())
     assert handle.report.fallbacks == said
 

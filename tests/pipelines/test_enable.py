@@ -17,9 +17,9 @@ from diffusers.models.transformers.transformer_wan import WanTransformerBlock
 import chipsparse
 from chipsparse import AttentionConfig, DenseWarning, FallbackError, SparsityConfig
 from chipsparse.common.tensor_writes import is_compared
-from chipsparse.pipelines.adapter import ADAPTER
 from chipsparse.pipelines.families.wan import WAN
 from chipsparse.pipelines.patches import stock_class
+from chipsparse.pipelines.runner import RUNNER
 from chipsparse.profiles.profile import QUALITIES
 from tests.pipelines.changes import add_lora, at_step
 from tests.pipelines.model_state import actions, state_of
@@ -147,7 +147,7 @@ def test_what_is_no_config_or_no_quality_is_refused(pipe, arguments, said, tmp_p
     (tmp_path / "flux.yaml").write_text("model_class: FluxTransformer2DModel")
     with pytest.raises(ValueError, match=said):
         chipsparse.enable(pipe, **arguments)
-    assert ADAPTER not in vars(pipe.transformer)
+    assert RUNNER not in vars(pipe.transformer)
 
 
 def test_what_is_no_scheduler_is_refused(pipe):
@@ -293,9 +293,10 @@ class Wrapped(WanTransformer3DModel):
 
 @pytest.mark.parametrize("model_class", [WithAnArgument, Wrapped])
 def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
-    with chipsparse.enable(pipe, TILED):
+    with chipsparse.enable(pipe, TILED) as handle:
         expected = wan(pipe)
-        by_hand = looped(pipe, pipe.transformer)
+        with handle.generation():
+            by_hand = looped(pipe, pipe.transformer)
     other = copy.copy(pipe)
     other.transformer = model_class.from_config(pipe.transformer.config)
     other.transformer.load_state_dict(pipe.transformer.state_dict())
@@ -303,7 +304,8 @@ def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
         warnings.simplefilter("error")
         with chipsparse.enable(other, TILED, strict=True) as handle:
             assert torch.equal(wan(other), expected)
-            assert torch.equal(looped(other, other.transformer), by_hand)
+            with handle.generation():
+                assert torch.equal(looped(other, other.transformer), by_hand)
             assert handle.report.pipeline.transformers == {"transformer": model_class.__name__}
     with chipsparse.enable(other, quality="faithful") as handle:  # the profile is that of Wan, too
         profile = chipsparse.find_profile(None, WAN.transformer_class)
@@ -386,7 +388,7 @@ def test_inference_tensors_on_a_gpu_are_compared_only_where_the_user_runs_betwee
     """To compare them is to wait for the GPU."""
     seen = []
     look = pipe.transformer.register_forward_pre_hook(
-        lambda *_: seen.append(handle._adapters[0]._loop.is_undisturbed),
+        lambda *_: seen.append(handle._runners[0].is_undisturbed()),
     )
     dense = SparsityConfig.dense()
     with chipsparse.enable(pipe, dense) as handle, torch.no_grad():

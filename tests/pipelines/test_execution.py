@@ -4,6 +4,7 @@ For each way in which pipelines place it. Fake tensors stand for those on GPUs, 
 device; of hooks nothing is asked but where they bring the weights.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import accelerate
@@ -98,7 +99,7 @@ def test_a_transformer_that_is_split_is_refused(places):
     pipe.transformer.hf_device_map = places
     with pytest.raises(ValueError, match="is split over cuda:0, cuda:1; chipsparse runs a"):
         chipsparse.enable(pipe, SparsityConfig())
-    assert not hasattr(pipe.transformer, "chipsparse_adapter")
+    assert not hasattr(pipe.transformer, "chipsparse_runner")
 
 
 def test_memory_is_planned_and_layers_are_timed_where_the_model_computes(monkeypatch):
@@ -106,15 +107,15 @@ def test_memory_is_planned_and_layers_are_timed_where_the_model_computes(monkeyp
     pipe = tiny_flux_pipeline()
     asked = []
     with chipsparse.enable(pipe, FLUX.SPARSE) as handle:
-        (adapter,) = handle._adapters
-        begin = adapter.session.begin
+        (runner,) = handle._runners
+        begin = runner.sparse.session.begin
         pipe.transformer._hf_hook = SimpleNamespace(execution_device=DEVICE)
 
-        def look(context, layout, device, *rest, **options):
-            asked.append(device)
-            return begin(context, layout, CPU, *rest, **options)
+        def look(decision, plan, reading):
+            asked.append(reading.device)
+            return begin(decision, plan, replace(reading, device=CPU))
 
-        monkeypatch.setattr(adapter.session, "begin", look)
+        monkeypatch.setattr(runner.sparse.session, "begin", look)
         FLUX.generate(pipe, num_inference_steps=3)
         del pipe.transformer._hf_hook
     assert asked == [DEVICE] * 3

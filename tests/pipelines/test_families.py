@@ -216,27 +216,29 @@ def test_three_steps_that_keep_everything_are_the_dense_ones(name):
     pipe = FAMILIES[name].make()
     steps = 3 + family.unpatched_steps
     with chipsparse.enable(pipe, EXACT) as handle:
-        adapter = handle._adapters[-1]
+        runner = handle._runners[-1]
         layouts = []
         texts = []
-        layout = adapter.reader.layout
+        layout = runner.sparse.reader.layout
 
         def look(arguments):
             layouts.append(layout(arguments))
             texts.append(arguments.get("encoder_hidden_states", torch.empty(0, 0)).shape[1])
             return layouts[-1]
 
-        adapter.reader.layout = look
+        runner.sparse.reader.layout = look
         found = generate(pipe, name, steps=steps)
     assert handle.report.actions()["sparse"] > 0
     recorded = [(entry.layer, entry.part) for entry in handle.report.steps[-1].layers]
-    assert recorded == [*itertools.product(range(len(adapter.patch.self_attentions())), PARTS)]
+    assert recorded == [
+        *itertools.product(range(len(runner.sparse.patch.self_attentions())), PARTS),
+    ]
     assert_expected(handle.report, family)
     assert_close(found, dense(name, steps=steps))
     space, _ = vae_factors(pipe.vae.config)
     frames = frame_chunks(pipe.vae.config).latents_of(family.call.get("num_frames", 1))
-    planned = adapter.family.planned_layout(
-        adapter.transformer.config,
+    planned = runner.sparse.family.planned_layout(
+        runner.transformer.config,
         latents=(frames, family.call["height"] // space, family.call["width"] // space),
         text_tokens=family.call.get("max_sequence_length", texts[0]),
         batch=layouts[0].batch,
@@ -311,16 +313,16 @@ def test_columns_of_text_are_always_kept_and_those_of_its_padding_never(name):
     layouts = {}
     config = SPARSE.override({"attention.density": 0.01})
     with chipsparse.enable(pipe, config) as handle:
-        session = handle._adapters[0].session
+        session = handle._runners[0].sparse.session
         begin = session.begin
         caches = session._caches
 
-        def look(context, layout, *args, **kwargs):
-            layouts[context.branch] = layout
-            if context.step == 2 and not columns:  # behind the refresh
+        def look(decision, plan, reading):
+            layouts[decision.place.branch] = reading.layout
+            if decision.place.step == 2 and not columns:  # behind the refresh
                 columns.update({key: caches[key].attention.columns for key in caches})
                 neurons.update({key: caches[key].mlp.activation.shape[1] for key in caches})
-            return begin(context, layout, *args, **kwargs)
+            return begin(decision, plan, reading)
 
         session.begin = look
         generate(pipe, name, JOINT[name], steps=4)
@@ -369,7 +371,7 @@ def test_gradients_are_left_alone(name):
         found = as_batch(model(**call)[0])
         found.sum().backward()
         assert len(handle.report.steps) == seen
-        for attention in handle._adapters[-1].patch.self_attentions():
+        for attention in handle._runners[-1].patch.self_attentions():
             assert any(parameter.grad is not None for parameter in attention.parameters())
     assert torch.equal(found, expected)
 
@@ -403,8 +405,8 @@ def test_the_transformer_may_be_called_in_any_way(name):
 def test_a_processor_that_was_replaced_runs_dense_and_stays(name):
     pipe = FAMILIES[name].make()
     with chipsparse.enable(pipe, EXACT) as handle:
-        adapter = handle._adapters[-1]
-        first, *others = adapter.patch.self_attentions()
+        runner = handle._runners[-1]
+        first, *others = runner.sparse.patch.self_attentions()
         own = first.processor = stock_class(first.processor)()
         before = dict(vars(own))
         found = generate(pipe, name)
@@ -427,15 +429,16 @@ def test_the_attention_backend_may_change_and_be_reset_while_enabled(name):
     other = FAMILIES[name].make()
     with attention_backend("native"):  # diffusers sets it globally, too: restore it
         with chipsparse.enable(pipe, config) as handle:
-            adapter = handle._adapters[0]
+            runner = handle._runners[0]
             stock = generate(pipe, name)
             pipe.transformer.set_attention_backend("_native_math")
             changed = generate(pipe, name)
             pipe.transformer.reset_attention_backend()
-            assert adapter.patch._unpatched_backends[0] is None
+            assert runner.sparse.patch._unpatched_backends[0] is None
         with attention_backend("native"), chipsparse.enable(pipe, config):
             assert torch.equal(generate(pipe, name), stock)
-        if not adapter.family.attention.processors:  # whose stock ones have no backend to set
+        # Processors of the family's own have no backend to set.
+        if not runner.sparse.family.attention.processors:
             other.transformer.set_attention_backend("_native_math")
             with chipsparse.enable(other, config):
                 assert torch.equal(generate(other, name), changed)

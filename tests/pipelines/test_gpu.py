@@ -69,9 +69,9 @@ class LateLayers(StreamCopies):
 def test_no_stream_overtakes_another(copies, make, expected):
     pipe = tiny_wan_pipeline().to("cuda")
     with chipsparse.enable(pipe, ON_HOST) as handle:
-        (adapter,) = handle._adapters
-        pool = make(HostMemory(), handle.report.fall_back, copies=copies)
-        adapter.session._pool = adapter.session._caches._pool = pool
+        (runner,) = handle._runners
+        pool = make(HostMemory(), handle.report.add, copies=copies)
+        runner.sparse.session._pool = runner.sparse.session._caches._pool = pool
         for _ in range(2):
             assert torch.equal(WAN.generate(pipe), expected)
 
@@ -126,7 +126,7 @@ def test_out_of_memory_in_the_middle_leaks_nothing(expected):
         with pytest.raises(torch.cuda.OutOfMemoryError):
             WAN.generate(pipe)
         hook.remove()
-        assert handle._adapters[0].session.cache_bytes() == 0
+        assert handle._runners[0].sparse.session.cache_bytes() == 0
         assert held() == before
 
 

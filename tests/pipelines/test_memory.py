@@ -22,8 +22,8 @@ def pipe(device):
 
 
 def memory_of(handle):
-    (adapter, *_) = handle._adapters
-    return adapter.session._pool.host
+    (runner, *_) = handle._runners
+    return runner.sparse.session._pool.host
 
 
 def test_two_experts_use_the_same_host_memory_one_after_the_other(device):
@@ -33,7 +33,7 @@ def test_two_experts_use_the_same_host_memory_one_after_the_other(device):
     with chipsparse.enable(pipe, WAN.SPARSE):
         expected = WAN.generate(pipe)
     with chipsparse.enable(pipe, WAN.SPARSE.override(HOSTED)) as handle:
-        sessions = [adapter.session for adapter in handle._adapters]
+        sessions = [runner.sparse.session for runner in handle._runners]
 
         def look():
             caches = [session.cache_bytes() > 0 for session in sessions]
@@ -68,7 +68,7 @@ def test_layers_that_cannot_run_sparse_take_no_memory(pipe):
     linear.weight = Packed(linear.weight.data)
     placements = []
     with chipsparse.enable(pipe, WAN.SPARSE.override(HOSTED)) as handle:
-        branches = handle._adapters[0].session._caches._branches
+        branches = handle._runners[0].sparse.session._caches._branches
 
         def look():
             placements.extend(branch.memory.placement for branch in branches.values())

@@ -133,7 +133,7 @@ def test_a_guider_may_be_exchanged_and_end_before_the_last_step(pipe):
         generate(pipe)
         assert len(actions(handle, "uncond")) == 4
         assert len(actions(handle, "cond")) == 6
-        assert handle._adapters[0].session.cache_bytes() == 0
+        assert handle._runners[0].sparse.session.cache_bytes() == 0
         pipe.update_components(guider=diffusers.ClassifierFreeGuidance(guidance_scale=3.0))
         assert torch.equal(generate(pipe), first)
 
@@ -168,7 +168,7 @@ def test_a_call_that_breaks_off_leaves_a_pipeline_that_works(pipe):
             generate(pipe)
         hook.remove()
         assert len(handle.report.steps) == 9
-        assert handle._adapters[0].session.cache_bytes() == 0
+        assert handle._runners[0].sparse.session.cache_bytes() == 0
         assert not any("loop_step" in vars(each) for each in denoising_loops(pipe._blocks))
         assert torch.equal(generate(pipe), expected)
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import warnings
 from types import SimpleNamespace
 
 import diffusers
@@ -14,12 +15,19 @@ from chipsparse.pipelines.denoising_loop import has_next, value_passed_as
 from chipsparse.pipelines.patches import stock_class
 from tests.pipelines.changes import at_step
 from tests.pipelines.model_state import calls_of
-from tests.pipelines.small_sparse import EXACT, SPARSE, STEPS, assert_close, generate
+from tests.pipelines.small_sparse import SPARSE, STEPS, generate
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
 from tests.variants import slow, slow_unless
 
-NOT_PLACED = "scheduler of the enabled pipeline does not run this call, so its step is not known"
-SAY_IT = "enable chipsparse on the pipeline that runs, or run the loop within handle.generation"
+UNKNOWN = (
+    "the loop is neither the enabled pipeline's own nor within handle.generation(), so its steps "
+    "are not known; enable chipsparse on the pipeline that runs, or run the loop within "
+    "handle.generation(scheduler)"
+)
+NOT_NEXT = (
+    "the scheduler of this generation does not have the timestep of this call next, so its step is "
+    "not known; give handle.generation() the scheduler that runs the loop"
+)
 NAMED = (
     "the scheduler of the enabled pipeline does not run this call, so forecasts go by steps; "
     "enable chipsparse on the pipeline that runs"
@@ -101,12 +109,21 @@ def stock(case):
     return call(made(case), case)
 
 
-def runs_dense(handle):
-    """True if all calls ran dense, and the report and a warning say so and what would help."""
-    (fallback,) = handle.report.fallbacks
-    sentences = fallback, handle.report.nothing_sparse
-    assert all(NOT_PLACED in each and SAY_IT in each for each in sentences)
-    return set(handle.report.actions()) == {"dense"}
+def check_said(handle, reason=UNKNOWN, *, nothing=True):
+    """The report says once that calls ran dense, and where nothing ran sparse that, too."""
+    assert handle.report.fallbacks == [f"calls run dense: {reason}"]
+    assert handle.report.nothing_sparse == (f"nothing runs sparse: {reason}" if nothing else None)
+
+
+@contextlib.contextmanager
+def warns_once(start):
+    """Checks that the block warns exactly once that something runs dense."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    said = [str(each.message) for each in caught if each.category is chipsparse.DenseWarning]
+    assert len(said) == 1
+    assert said[0].startswith(start)
 
 
 QUICK = {
@@ -135,9 +152,14 @@ def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
             assert records(handle) == steps
             assert NAMED in handle.report.notes
         else:
-            with pytest.warns(chipsparse.DenseWarning, match="handle.generation"):
-                assert_close(call(other, case), stock(case))
-            assert runs_dense(handle)
+            before = records(handle)
+            ran_sparse = any(each.used_caches for each in handle.report.steps)
+            start = "calls run dense: " if ran_sparse else "nothing runs sparse: "
+            with warns_once(start + UNKNOWN):
+                for _ in range(2):
+                    assert torch.equal(call(other, case), stock(case))
+            check_said(handle, nothing=not ran_sparse)
+            assert records(handle) == before  # the report is of the last generation still
         for _ in range(2):  # the second generation starts anew
             last = handle.report.generation
             with handle.generation(other.scheduler):
@@ -146,46 +168,54 @@ def test_a_pipeline_with_a_scheduler_of_its_own(case, before):
             assert handle.report.generation == last + 1
             assert (handle.report.fallbacks, handle.report.nothing_sparse) == ([], None)
             assert len(counts(handle) - {None}) == 1
-            assert all(adapter.session.cache_bytes() == 0 for adapter in handle._adapters)
+            assert all(runner.sparse.session.cache_bytes() == 0 for runner in handle._runners)
         assert torch.equal(call(pipe, case), expected)
         assert records(handle) == steps
         assert handle.report.fallbacks == []
         assert NAMED not in handle.report.notes
 
 
-@pytest.mark.parametrize(
-    ("case", "before"),
-    [("flux unnamed", "a call that broke off"), ("cogvideox", "nothing")],
-)
-def test_a_pipeline_that_shares_the_scheduler_runs_as_the_enabled_one(case, before):
+@pytest.mark.parametrize("own_scheduler", [True, False])
+@pytest.mark.parametrize("case", ["flux unnamed", "cogvideox"])
+def test_another_pipeline_with_the_transformer_is_refused_if_strict(case, own_scheduler):
+    """Its own loop is unknown, whichever scheduler runs it."""
     pipe = made(case)
-    expected, steps = own(case)
     with chipsparse.enable(pipe, SPARSE, strict=True) as handle:
-        other = sharing(pipe, own_scheduler=False)
-        run_before(pipe, case, before)
+        other = sharing(pipe, own_scheduler=own_scheduler)
         for _ in range(2):
-            assert torch.equal(call(other, case), expected)
-            assert records(handle) == steps
-            assert len(counts(handle) - {None}) == 1
-            assert handle.report.fallbacks == []
-        assert torch.equal(call(pipe, case), expected)
+            with pytest.raises(chipsparse.FallbackError) as raised:
+                call(other, case)
+            assert str(raised.value) == f"calls run dense: {UNKNOWN}"
+            assert handle.report.fallbacks == [str(raised.value)]
+        assert torch.equal(call(pipe, case), own(case)[0])
+        assert handle.report.fallbacks == []
+        assert records(handle) == own(case)[1]
 
 
 @pytest.mark.parametrize("case", ["flux", "cogvideox"])
-def test_another_pipeline_in_a_callback(case):
+@pytest.mark.parametrize("config", [SPARSE, SKIPPED], ids=["sparse", "skipped"])
+def test_another_pipeline_in_a_callback(case, config):
+    """It runs as without chipsparse, and the generation around it goes on."""
     pipe = made(case)
+    with chipsparse.enable(pipe, config) as handle:
+        expected = call(pipe, case)
+        steps = records(handle)
     inner = []
-    preview = at_step(2, lambda: inner.append(call(other, case)))
-    with chipsparse.enable(pipe, SPARSE):
+    preview = at_step(3, lambda: inner.append(call(other, case)))
+    with chipsparse.enable(pipe, config) as handle:
         other = sharing(pipe)
+        with warns_once(f"calls run dense: {UNKNOWN}"):
+            for _ in range(2):
+                assert torch.equal(call(pipe, case, callback_on_step_end=preview), expected)
+                assert records(handle) == steps
+                check_said(handle, nothing=False)
+    assert len(inner) == 2
+    assert all(torch.equal(each, stock(case)) for each in inner)
+    dense = chipsparse.SparsityConfig.dense()
+    with chipsparse.enable(pipe, dense, strict=True) as handle:  # nothing sparse is asked for
         call(pipe, case, callback_on_step_end=preview)
-        is_placed = case == "cogvideox"  # by its timesteps: its scheduler never tells its step
-        assert_close(inner[0], own(case)[0] if is_placed else stock(case))
-    with chipsparse.enable(pipe, EXACT) as handle:
-        assert_close(call(pipe, case, callback_on_step_end=preview), stock(case))
-        assert_close(inner[1], stock(case))
+    assert torch.equal(inner[2], stock(case))
     assert handle.report.fallbacks == []
-    assert [each.step for each in handle.report.steps] == list(range(3, STEPS))
 
 
 @functools.cache
@@ -213,7 +243,8 @@ def test_a_loop_of_the_users_that_rounds_its_timesteps(rounded, shift):
     given = first_call("flux")
     pipe.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
     for steps in (True, False):
-        with chipsparse.enable(pipe, SPARSE, strict=True) as handle, torch.no_grad():
+        enabled = chipsparse.enable(pipe, SPARSE, strict=True)
+        with enabled as handle, torch.no_grad(), handle.generation():
             pipe.scheduler.set_timesteps(20)
             for time, sigma in zip(pipe.scheduler.timesteps, pipe.scheduler.sigmas, strict=False):
                 pipe.transformer(**at(given, ROUNDED[rounded](time, sigma)))
@@ -226,18 +257,38 @@ def test_a_loop_of_the_users_that_rounds_its_timesteps(rounded, shift):
             assert counts(handle) == {20}
 
 
+@pytest.mark.parametrize("within", ["nothing", "a generation"])
 @pytest.mark.parametrize("sparse", [True, False])
-def test_a_loop_by_no_scheduler(sparse):
-    """The pipeline's has the thousand timesteps of its training; missed where any is sparse."""
+def test_a_loop_by_no_scheduler(sparse, within):
+    """The pipeline's has the thousand timesteps of its training."""
     pipe = made("flux")
     given = first_call("flux")
     config = SPARSE if sparse else chipsparse.SparsityConfig.dense()
-    warned = pytest.warns(chipsparse.DenseWarning) if sparse else contextlib.nullcontext()
+    reason = UNKNOWN if within == "nothing" else NOT_NEXT
+    warned = warns_once(f"nothing runs sparse: {reason}") if sparse else contextlib.nullcontext()
     with chipsparse.enable(pipe, config, strict=not sparse) as handle, torch.no_grad(), warned:
-        for value in (1.0, 0.75, 0.5, 0.25):
-            pipe.transformer(**at(given, torch.tensor([value])))
-        assert [each.step for each in handle.report.steps] == [0, 1, 2, 3]
-        assert runs_dense(handle) if sparse else handle.report.fallbacks == []
+        loop = contextlib.nullcontext() if within == "nothing" else handle.generation()
+        with loop:
+            for value in (1.0, 0.75, 0.5, 0.25):
+                pipe.transformer(**at(given, torch.tensor([value])))
+        assert records(handle) == []
+        if sparse:
+            check_said(handle, reason)
+        else:
+            assert handle.report.fallbacks == []
+
+
+def test_compiled_blocks_run_in_a_loop_that_is_not_known():
+    pipe = made("flux")
+    given = first_call("flux")
+    sigma = torch.ones(1)
+    pipe.transformer.compile_repeated_blocks(backend="eager", fullgraph=True)
+    with torch.no_grad():
+        expected = pipe.transformer(**at(given, sigma))[0]
+        with chipsparse.enable(pipe, SPARSE):
+            call(pipe, "flux")
+            with pytest.warns(chipsparse.DenseWarning, match="handle.generation"):
+                assert torch.equal(pipe.transformer(**at(given, sigma))[0], expected)
 
 
 @pytest.mark.parametrize("guided", [False, True])
@@ -253,7 +304,7 @@ def test_parts_without_a_pipeline_say_themselves_whether_a_loop_is_guided(guided
     )
     for loop_of, branches in ((parts, 1 + guided), (pipe, 1)):
         with chipsparse.enable(loop_of, SPARSE) as handle:
-            assert handle._adapters[0].branches() == branches
+            assert handle._runners[0].branches() == branches
 
 
 def own_loop(pipe, scheduler=None, *, broken=None, steps=True):
@@ -335,25 +386,22 @@ CLOSE = [1000.0, 999.0, 998.0, 500.0]
 
 
 @pytest.mark.parametrize(
-    ("timesteps", "told", "timestep", "behind_step", "is_next"),
+    ("timesteps", "told", "timestep", "is_next"),
     [
         # A step that is told has to be that of the timestep.
-        (FEW, 1, 600.0, False, True),
-        (FEW, 1, 300.0, False, False),
-        (FEW, 3, 300.0, False, False),  # it is done
-        # Behind a step it may be that one.
-        (FEW, 1, 1000.0, False, False),
-        (FEW, 1, 1000.0, True, True),
-        (FEW, 1, 300.0, True, False),
+        (FEW, 1, 600.0, True),
+        (FEW, 1, 300.0, False),
+        (FEW, 1, 1000.0, False),
+        (FEW, 3, 300.0, False),  # it is done
         # Where none is told, any timestep of the schedule may be next.
-        (FEW, None, 1000.0, False, True),
-        ([999, 749, 499, 249], "never", 499, False, True),
-        ([999, 749, 499, 249], "never", 624, False, False),
-        (CLOSE, 2, 998.0, False, True),
-        (CLOSE, 3, 998.0, False, False),
+        (FEW, None, 1000.0, True),
+        ([999, 749, 499, 249], "never", 499, True),
+        ([999, 749, 499, 249], "never", 624, False),
+        (CLOSE, 2, 998.0, True),
+        (CLOSE, 3, 998.0, False),
     ],
 )
-def test_the_step_that_a_scheduler_has_next(timesteps, told, timestep, behind_step, is_next):
+def test_the_step_that_a_scheduler_has_next(timesteps, told, timestep, is_next):
     scheduler = SimpleNamespace(timesteps=torch.tensor(timesteps))
     if told != "never":
         scheduler.step_index = told
@@ -365,11 +413,10 @@ def test_the_step_that_a_scheduler_has_next(timesteps, told, timestep, behind_st
             value = value_passed_as(called, schedule)
             return float(called) if value is None else value
 
-        assert has_next(scheduler, read, behind_step=behind_step) == is_next
+        assert has_next(scheduler, read) == is_next
 
 
 def test_the_timesteps_of_a_generation_that_is_over_run_no_other_loop():
-    """A scheduler that never tells its step has them still."""
     pipe = made("cogvideox")
     given = first_call("cogvideox")
 
@@ -379,27 +426,9 @@ def test_the_timesteps_of_a_generation_that_is_over_run_no_other_loop():
 
     with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
         assert torch.equal(call(pipe, "cogvideox"), own("cogvideox")[0])
-        with pytest.warns(chipsparse.DenseWarning, match="handle.generation"):
+        with warns_once(f"calls run dense: {UNKNOWN}"):
             loop()
-        assert runs_dense(handle)
-
-
-@pytest.mark.parametrize("case", ["flux", "flux guided"])
-def test_a_callback_may_call_the_transformer_at_the_step_just_done(case):
-    """Its scheduler is at the next step already."""
-    pipe = made(case)
-    given = first_call(case)
-    looked = []
-
-    def look():
-        times = pipe.scheduler.timesteps
-        step = pipe.scheduler.step_index
-        pipe.transformer(**at(given, times[step - 1] / 1000))
-        looked.append(list(handle.report.fallbacks))
-
-    with chipsparse.enable(pipe, EXACT, strict=True) as handle:
-        assert_close(call(pipe, case, callback_on_step_end=at_step(2, look)), stock(case))
-    assert looked == [[]]
+        check_said(handle, nothing=False)
 
 
 def test_a_loop_is_at_the_next_step_of_its_scheduler_and_not_at_the_one_just_done():
@@ -413,9 +442,11 @@ def test_a_loop_is_at_the_next_step_of_its_scheduler_and_not_at_the_one_just_don
         output = pipe.transformer(**at(given, times[0] / 1000))[0]
         assert handle.report.fallbacks == []
         pipe.scheduler.step(output, times[0], latents)
-        with pytest.warns(chipsparse.DenseWarning, match="handle.generation"):
-            pipe.transformer(**at(given, times[0] / 1000))
-        assert runs_dense(handle)
+        with warns_once(f"nothing runs sparse: {NOT_NEXT}"):
+            for time in times:  # they count no more, though the scheduler has the second one next
+                pipe.transformer(**at(given, time / 1000))
+        check_said(handle, NOT_NEXT)
+        assert records(handle) == [(0, "call0", "dense")]
 
 
 def test_a_loop_whose_scheduler_is_not_known_is_not_said_to_be_corrected():
@@ -435,7 +466,6 @@ def test_a_loop_whose_steps_are_not_known_keeps_no_caches():
     with chipsparse.enable(pipe, SPARSE) as handle:
         with pytest.warns(chipsparse.DenseWarning):
             call(sharing(pipe), "flux")
-        assert runs_dense(handle)
         assert handle.report.cache_bytes == 0
         call(pipe, "flux")
         assert handle.report.cache_bytes > 0

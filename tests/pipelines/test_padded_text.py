@@ -82,7 +82,7 @@ def test_padding_is_cut_and_each_mask_is_read_once_in_a_generation(name):
     call = arguments_of(name, variant)
     read = []
     with chipsparse.enable(pipe, EXACT) as handle:
-        facts = getattr(handle._adapters[0].reader, reader)
+        facts = getattr(handle._runners[0].sparse.reader, reader)
         facts._read = lambda mask, stock=facts._read: read.append(mask) or stock(mask)
         calls = calls_begun(handle)
         found = generate(pipe, call)
@@ -116,7 +116,7 @@ def test_a_prompt_without_any_token_is_left_to_the_model():
     """HunyuanVideo divides by their number: it is not cut to nothing."""
     embeds, mask = hunyuan_video.padded(0)
     with chipsparse.enable(hunyuan_video.pipeline(), SPARSE) as handle:
-        reader = handle._adapters[0].reader
+        reader = handle._runners[0].sparse.reader
         arguments = {"encoder_hidden_states": embeds, "encoder_attention_mask": mask}
         assert reader.kept_text(arguments) == {"encoder_hidden_states": hunyuan_video.PADDED}
         assert reader.dense_because(arguments)
@@ -125,7 +125,7 @@ def test_a_prompt_without_any_token_is_left_to_the_model():
 def test_layers_by_themselves_are_refused_rather_than_left_without_a_mask():
     refused = pytest.raises(ValueError, match="are called outside of its own call")
     with chipsparse.enable(hunyuan_video.pipeline(), SPARSE) as handle, refused:
-        handle._adapters[0].attention(0)
+        handle._runners[0].attention(0)
 
 
 def test_each_length_of_mochi_is_a_branch_of_its_own():

@@ -17,7 +17,7 @@ from diffusers import DiffusionPipeline, FluxPipeline, WanPipeline
 
 import chipsparse
 from chipsparse.kernels.column_sparse_attention import reference
-from chipsparse.pipelines.adapter import ADAPTER
+from chipsparse.pipelines.runner import RUNNER
 from tests.pipelines.changes import at_step, offload_groups
 from tests.pipelines.model_state import state_of
 from tests.pipelines.tiny_runs import STILL, WAN
@@ -166,7 +166,7 @@ def test_a_failing_enable_leaves_the_pipeline_as_it_was():
     with pytest.raises(AttributeError):
         chipsparse.enable(pipe, CONFIG)
     assert state_of(pipe.transformer) == before
-    assert ADAPTER not in vars(pipe.transformer_2)
+    assert RUNNER not in vars(pipe.transformer_2)
 
 
 def test_nothing_keeps_a_dropped_pipeline_alive():
@@ -227,9 +227,9 @@ def test_few_of_our_frames_stand_around_the_dispatcher_at_a_sparse_step(pipe):
     assert len(seen) == 2 * len(pipe.transformer.blocks)  # one sparse step, two branches
     for names in seen:
         dispatcher = names.index("attention_dispatch.dispatch_attention_fn")
-        above = names[names.index("adapter.__call__") : dispatcher]
+        above = names[names.index("runner.__call__") : dispatcher]
         below = names[dispatcher + 1 :]
-        assert above[1:3] == ["adapter.call", "step_graph.run"], names
+        assert above[1:3] == ["runner.call", "step_graph.run"], names
         assert below[2:4] == ["attention.__call__", "attention.sparse_step"], names
         assert len(above) <= 4, names
         assert len(below) <= 6, names

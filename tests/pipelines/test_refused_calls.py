@@ -67,7 +67,7 @@ ACTIONS = cosmos3.action("inverse_dynamics", video=list(cosmos3.picture(5, 192, 
     ("make", "call", "said"),
     [
         (qwen_image.loop, {**qwen_image.IMAGE21, "keeps": False}, "leave use_kv_cache on"),
-        (cosmos3.pipeline, {**cosmos3.VIDEO, **ACTIONS}, ACTIONS_ALONE),
+        (cosmos3.pipeline, {**cosmos3.VIDEO, **ACTIONS}, f"nothing runs sparse: {ACTIONS_ALONE}"),
     ],
     ids=["no kept keys", "actions alone"],
 )

@@ -79,7 +79,7 @@ def test_a_fallback_ends_a_strict_run(pipe, spoil, said, calls):
         assert handle.report.fallbacks == [str(error.value)]
         assert handle.report.error == f"FallbackError: {error.value}"
         assert len(handle.report.steps) == calls
-        session = handle._adapters[0].session
+        session = handle._runners[0].sparse.session
         assert (session.plan, session.cache_bytes()) == (None, 0)
     handle.disable()
     assert torch.equal(wan(pipe), dense)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.adapter import ADAPTER
+from chipsparse.pipelines.runner import RUNNER
 from tests.pipelines.small_sparse import SPARSE
 from tests.pipelines.test_families import FAMILIES
 from tests.pipelines.tiny_runs import WAN
@@ -44,7 +44,7 @@ def test_what_calls_twice_per_step_is_refused_when_enabled_and_by_the_first_call
         pipe.scheduler = getattr(diffusers, name)()
         with refusal(name):
             chipsparse.enable(pipe, WAN.SPARSE)
-        assert ADAPTER not in vars(pipe.transformer)
+        assert RUNNER not in vars(pipe.transformer)
     pipe.scheduler = getattr(diffusers, TWICE[0])()
     assert WAN.generate(pipe).isfinite().all()  # unpatched, it is nobody's business
 
@@ -61,8 +61,8 @@ def test_what_calls_twice_per_step_is_refused_when_enabled_and_by_the_first_call
 def test_timesteps_are_read_as_pipelines_round_them(name, scale, dtypes):
     pipe = FAMILIES[name].make()
     with chipsparse.enable(pipe, SPARSE) as handle:
-        (adapter,) = handle._adapters
-        reader = adapter.reader
+        (runner,) = handle._runners
+        reader = runner.sparse.reader
         pipe.scheduler.set_timesteps(12)
         schedule = pipe.scheduler.timesteps
         for dtype in dtypes:

@@ -59,15 +59,3 @@ def test_every_section_is_a_generation_and_the_report_is_of_all(name):
             assert_close(found, stock, 2e-3)  # later sections start from earlier ones
         else:
             assert 0 < error(found, stock) < 0.4
-
-
-def test_blocks_that_wait_in_another_pipeline_are_reported():
-    make, call, _ = PIPELINES["a lag"]
-    pipe = make()
-    stock = made(pipe, call)
-    with chipsparse.enable(pipe, SKIPPING) as handle:
-        other = type(pipe)(**pipe.components)
-        assert error(made(other, call), stock) < 0.4
-        assert any("blocks of frames wait" in each for each in handle.report.fallbacks)
-        made(pipe, call)
-        assert handle.report.fallbacks == []

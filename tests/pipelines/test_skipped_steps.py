@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.pipelines.adapter import UNREAD
+from chipsparse.reasons.calls import controlnet_unread
 from chipsparse.skip.outputs import flatten
-from chipsparse.sparse.session import Session
+from chipsparse.skip.session import SkipSession
 from tests.pipelines import test_families as families
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, SPARSE
@@ -39,7 +39,7 @@ def test_a_controlnet_that_runs_for_skipped_steps_is_noted():
     pipe = FAMILIES["flux controlnet"].make()
     with chipsparse.enable(pipe, SPARSE.override(listed("DRSKSKRSS"))) as handle:
         families.generate(pipe, "flux controlnet")
-        assert handle.report.notes.count(UNREAD) == 1
+        assert handle.report.notes.count(controlnet_unread().text) == 1
 
 
 def streams(output):
@@ -57,15 +57,15 @@ def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
     pipe = FAMILIES[name].make()
     outputs = {}
     with chipsparse.enable(pipe, SPARSE.override(listed("DRSK"))) as handle:
-        (adapter,) = handle._adapters
-        call = adapter.call
+        (runner,) = handle._runners
+        call = runner.call
 
         def look(forward, args, kwargs):
             found = call(forward, args, {**kwargs, "return_dict": return_dict})
             outputs.setdefault(handle.report.steps[-1].branch, []).append(found)
             return streams(found)
 
-        adapter.call = look
+        runner.call = look
         families.generate(pipe, name, variant, steps=4)
     for _, refresh, sparse, skip in outputs.values():
         assert type(skip) is type(sparse)
@@ -99,19 +99,19 @@ def test_forecast_outputs_are_the_formulas(name, variant, share, after, monkeypa
     """In float64, and only what it needs is held."""
     returned = {}
     held = []
-    end = Session.end
+    end = SkipSession.end
 
-    def watched(session, output, **more):
-        context = session.state.context
-        record = session.state.record
-        calls = returned.setdefault((session.name, context.branch), [])
+    def watched(session, decision, schedule, action, output, **more):
+        place = decision.place
+        calls = returned.setdefault((session, place.branch), [])
         tensors, _ = flatten(output)
         numbers = torch.cat([tensor.flatten() for tensor in tensors])
-        calls.append((context.step, record.action.value, record.forecast, numbers))
-        end(session, output, **more)
-        held.append(max(map(len, session._generation.held._held.values()), default=0))
+        calls.append((place.step, decision.is_skipped, decision.is_forecast, numbers))
+        over = end(session, decision, schedule, action, output, **more)
+        held.append(max(map(len, session._generation.outputs._held.values()), default=0))
+        return over
 
-    monkeypatch.setattr(Session, "end", watched)
+    monkeypatch.setattr(SkipSession, "end", watched)
     pipe = FAMILIES[name].make()
     changes = {"schedule.forecast": share, "schedule.forecast_after": after / STEPS}
     with chipsparse.enable(pipe, LISTED.override(changes)) as handle:
@@ -120,8 +120,8 @@ def test_forecast_outputs_are_the_formulas(name, variant, share, after, monkeypa
     forecasts = 0
     for calls in returned.values():
         computed = []
-        for step, action, forecast, output in calls:
-            if action != "skip":
+        for step, is_skipped, forecast, output in calls:
+            if not is_skipped:
                 computed.append((times[step], output.double()))
                 continue
             t1, v1 = computed[-1]

@@ -124,7 +124,7 @@ def test_layers_that_were_passed_over_run_sparse_too(name, config):
     pipe.transformer.enable_cache(config(pipe))
     with chipsparse.enable(pipe, model.SPARSE) as handle:
         found = model.generate(pipe)
-        layers = len(handle._adapters[0].patch.self_attentions())
+        layers = len(handle._runners[0].sparse.patch.self_attentions())
     sparse = [r.fractions("attention") for r in handle.report.steps if r.action.value == "sparse"]
     assert min(map(len, sparse)) < max(map(len, sparse)) == layers
     assert 0 < (found - dense).norm() < 0.3 * dense.norm()

@@ -163,7 +163,7 @@ def test_what_belongs_to_a_token_follows_it(name):
         expected = pipe.transformer(**call)
         with chipsparse.enable(pipe, SPARSE) as handle, first_step(pipe):
             outputs = pipe.transformer(**call)
-            assert handle._adapters[0].session.plan.layout.grid_tokens == TOKENS
+            assert handle._runners[0].sparse.session.plan.layout.grid_tokens == TOKENS
         assert handle.report.fallbacks == []
         for stream, other in zip(outputs, expected, strict=True):
             assert_close(stream, other)

@@ -16,6 +16,8 @@ import torch
 
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import keep_for_good
+from chipsparse.reasons.memory import not_pinned
+from chipsparse.reasons.reason import Reason
 
 WASTE = 1.25  # what is free on a GPU varies a little, and with it what goes to the host
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU
@@ -43,23 +45,26 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all blocks, spare ones included."""
         return sum(block.memory.numel() for block in (*self._in_use, *self._spare))
 
     @property
     def pinned_bytes(self) -> int:
+        """Bytes of the pinned blocks, spare ones included."""
         return sum(block.memory.numel() for block in (*self._in_use, *self._spare) if block.pinned)
 
     @property
     def lent_bytes(self) -> int:
+        """Bytes of the blocks in use."""
         return sum(block.memory.numel() for block in self._in_use)
 
     @property
     def untouched_bytes(self) -> int:
-        """At most so many bytes in use are mapped, but do not count as used in the system yet."""
+        """The most bytes in use that are mapped, but do not count as used in the system yet."""
         return sum(block.memory.numel() for block in self._in_use if not block.pinned)
 
-    def acquire(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
-        """A block of so many bytes, or up to `WASTE` times as many; `MemoryError` without any."""
+    def acquire(self, nbytes: int, *, pin: bool, notify: Callable[[Reason], None]) -> HostBlock:
+        """Return a block of ``nbytes``, or up to `WASTE` times as many; `MemoryError` without."""
         fitting = [b for b in self._spare if nbytes <= b.memory.numel() <= WASTE * nbytes]
         block = min(fitting, key=lambda block: block.memory.numel(), default=None)
         if block is None:
@@ -78,6 +83,7 @@ class HostMemory:
         self._spare.append(block)
 
     def free_spare(self) -> None:
+        """Give spare blocks back to the system."""
         self._spare.clear()
 
     def leave(self) -> None:
@@ -89,15 +95,12 @@ class HostMemory:
         self._in_use.clear()
         self._spare.clear()
 
-    def _pin(self, block: HostBlock, notify: Callable[[str], None]) -> None:
+    def _pin(self, block: HostBlock, notify: Callable[[Reason], None]) -> None:
         try:
             _register(block.memory)
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            notify(
-                f"{format_bytes(block.memory.numel())} of host memory for caches could not be "
-                f"pinned ({reason}): copies to the GPU are slower and hold up the host",
-            )
+            size = format_bytes(block.memory.numel())
+            notify(not_pinned(size, str(error).splitlines()[0]))
         else:
             # Holds the memory, so that its pages are unmapped after they were unpinned, not before.
             block.unpin = weakref.finalize(block, _unregister, block.memory)

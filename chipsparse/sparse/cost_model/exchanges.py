@@ -87,6 +87,7 @@ class Sharing:
         return replace(layout, share=share)
 
     def exchanges(self, action: Action) -> list[Exchange]:
+        """Return what the processes send in one step; of a skipped one, no tokens."""
         exchanges = [] if self.parallel.guidance == 1 else self._of_branches(action)
         if self.parallel.ulysses > 1 and action is not Action.SKIP:
             exchanges += self._of_calls()
@@ -131,6 +132,7 @@ class Sharing:
         return layout.batch * layout.own.heads * blocks * -(-layout.tokens // 8)
 
     def sent_bytes(self, action: Action) -> list[int]:
+        """Return the bytes that each process sends in one step, by rank."""
         exchanges = self.exchanges(action)
         return [
             sum(exchange.times * exchange.sent[rank] for exchange in exchanges)

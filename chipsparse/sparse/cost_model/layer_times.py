@@ -95,6 +95,7 @@ class Rates:
     multiprocessors: int = 132  # each computes one query block of one head at a time
 
     def link_rate(self, to_device: int, to_host: int) -> float:
+        """Return bytes per second each way; less where both directions are busy."""
         return self.link * (self.both_ways if to_device and to_host else 1.0)
 
 
@@ -121,6 +122,7 @@ class LayerTime:
 
     @property
     def total(self) -> float:
+        """Seconds of a whole transformer block."""
         return self.attention + self.mlp + self.rest
 
 
@@ -134,6 +136,7 @@ class PartSeconds:
 
     @property
     def pays(self) -> bool:
+        """True where the part saves at least `LEAST_GAIN` of its dense time."""
         return self.most <= (1 - LEAST_GAIN) * self.dense
 
 
@@ -175,7 +178,7 @@ def layer_time(
         elif action is Action.REFRESH:
             attention *= rates.refresh_attention if chooses else 1.0
             attention += rates.refresh_seconds
-    attention += column * layout.exact_rows  # these rows see everything
+    attention += column * layout.full_attention_rows  # these rows see everything
     kind = layout.kind(layer)
     number = 2.0 * layout.width / rates.linear
     rows = kind.mlp_linears * kind.intermediate_size

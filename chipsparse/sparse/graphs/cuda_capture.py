@@ -20,6 +20,7 @@ class CudaCapture:
         self._replayed = torch.cuda.Event()
 
     def replay(self) -> None:
+        """Launch the captured work on the current stream, and mark its end."""
         self._graph.replay()
         self._replayed.record()
 

@@ -9,16 +9,18 @@ import torch
 
 import chipsparse
 from chipsparse.config import PARTS
+from chipsparse.reasons.reason import note
 from chipsparse.report.generation import GenerationReport, StepTimer
 from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache.placement import Placement
+from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.cost_model.layer_times import Rates
 from chipsparse.sparse.plan import Action
-from chipsparse.sparse.session import Session
-from tests.chipsparse import sessions
+from tests.chipsparse.sparse import sessions
 from tests.chipsparse.sparse.sessions import (
     ACTIONS,
     HOSTED,
+    Session,
     generate,
     layout_of,
     session_with,
@@ -69,10 +71,9 @@ def test_every_layer_of_every_call_is_recorded():
 def test_bytes_of_each_layer_are_those_of_the_plan():
     session = session_with(BUDGETS | HOSTED)
     generate(session)
-    places = session._pool._opened.places.items()
     held = {
-        (layer, part): {kind: form.nbytes for kind, form in place.forms.items()}
-        for (_, layer, part), place in places
+        (layer, part): {kept: form.nbytes for kept, form in home.forms.items()}
+        for (_, layer, part), home in session._pool._opened.homes.items()
     }
     placement = Placement(host=held)  # as planned, without the room left for padding
     taken = set()
@@ -80,7 +81,8 @@ def test_bytes_of_each_layer_are_those_of_the_plan():
         for entry in record.layers:
             expected = placement.moved(session.config, entry.layer, entry.part, record.action)
             if (entry.part, entry.action, record.branch) == ("attention", Action.REFRESH, "uncond"):
-                columns = held[entry.layer, "attention"]["columns"]  # which the other branch chose
+                # Columns that the other branch chose.
+                columns = held[entry.layer, "attention"][Kept.COLUMNS]
                 expected = expected[0] + columns, expected[1]
             assert (entry.bytes_to_device, entry.bytes_to_host) == expected
             taken.add(record.action)
@@ -131,7 +133,7 @@ def test_to_dict():
     assert (empty["steps"], empty["transformers"], empty["device"]) == ([], {}, None)
     session = session_with(BUDGETS)
     generate(session, layout=layout_of(grid=(2, 4, 5)))
-    session.report.note("something")
+    session.report.add(note("of.a.test", "something"))
     data = session.report.to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert data["versions"]["chipsparse"] == chipsparse.__version__

@@ -4,6 +4,7 @@ import pytest
 
 from chipsparse import GenerationReport, LayerRecord, SparsityConfig, StepRecord
 from chipsparse.kernels.dispatch import Backend, Choice
+from chipsparse.reasons.reason import fallback, note
 from chipsparse.report.generation import Device, PipelineFacts
 from chipsparse.report.summary import estimated_speedup
 from chipsparse.sparse.plan import Action
@@ -38,8 +39,8 @@ def test_the_summary():
     report.cache_bytes = 3 << 30
     report.host_bytes = 1 << 30
     report.nothing_sparse = "nothing runs sparse: too few steps"
-    report.fall_back("MLP runs dense in 1 of 60 layers: a <b>reason</b>")
-    report.note("copies are slower")
+    report.add(fallback("of.a.test", "MLP runs dense in 1 of 60 layers: a <b>reason</b>"))
+    report.add(note("of.a.test", "copies are slower"))
     report.fail(ValueError("a <tag>"))
     assert report.summary().splitlines() == [
         "pipeline  WanPipeline with WanTransformer3DModel on cpu in float32",
@@ -80,7 +81,7 @@ def test_sections_of_a_call_stay_together_and_other_generations_do_not(in_call, 
         report.in_call = in_call
         for step, action in enumerate((Action.DENSE, Action.SKIP, Action.DENSE)):
             report.begin(generation, StepRecord(step, 3, "", action))
-        report.note(f"of generation {generation}")
+        report.add(note("of.a.test", f"of generation {generation}"))
     report.correct(range(1, 2))
     assert [record.generation for record in report.steps] == [n for n in kept for _ in range(3)]
     assert report.actions() == {"dense": 2 * len(kept), "skip": len(kept)}

@@ -14,10 +14,10 @@ from chipsparse.report.generation import GenerationReport
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
+from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.plan import Action
-from chipsparse.sparse.session import Session
-from tests.chipsparse import sessions
-from tests.chipsparse.sparse.sessions import CPU, attend
+from tests.chipsparse.sparse import sessions
+from tests.chipsparse.sparse.sessions import CPU, Session, attend
 from tests.wrapped_backends import wrap_backends
 
 LAYOUT = ModelLayout((LayerKind("block", 2, 16),), 2, 8, 1, ((3, 4, 5),))
@@ -200,50 +200,10 @@ def test_no_conditions_are_kept_after_the_last_step():
     assert alive == [True] * 4 + [False]
 
 
-def outputs_around(actions, foreign):
-    """The outputs of each step; where asked, a call whose step is unknown comes before the last."""
-    session = Session(CONFIG.override({"schedule.actions": actions}), GenerationReport())
-    outputs = []
-    for step in range(len(actions)):
-        calls = [(step, True)]
-        if foreign and step == len(actions) - 1:
-            calls.insert(0, (99, False))
-        for seed, placed in calls:
-            context = StepContext(1, step, "cond", len(actions) + 1, placed=placed)
-            state = session.begin(context, LAYOUT, CPU)
-            tensors = torch.randn(3, 1, 2, 60, 8, generator=torch.Generator().manual_seed(seed))
-            if state.action is Action.SKIP:
-                output = session.skipped_output()
-            else:
-                output = attend(session, 0, *tensors)
-            session.end(output)
-            if placed:
-                outputs.append(output)
-            else:
-                assert state.action is Action.DENSE
-    return outputs, session.cache_bytes()
-
-
-@pytest.mark.parametrize(
-    "actions",
-    [
-        ["dense", "skip", "skip"],
-        ["dense", "refresh", "sparse", "skip"],
-        ["dense", "refresh", "sparse", "sparse"],
-        ["dense", "refresh"],
-    ],
-)
-def test_a_call_whose_step_is_unknown_changes_nothing_for_the_others(actions):
-    """It runs dense, and nothing of it is recorded or given again."""
-    (expected, nbytes), (found, others) = (outputs_around(actions, each) for each in (False, True))
-    assert sessions.equal(found, expected)
-    assert others == nbytes
-
-
 def masks_of(session, branch, layout):
     """Which columns of layer 0 are kept: those of the video, and those of the text."""
-    kinds = frozenset({"columns"})
-    with session._caches.acquire(branch, 0, "attention", kinds, frozenset()) as cache:
+    read = frozenset({Kept.COLUMNS})
+    with session._caches.acquire(branch, 0, "attention", read, frozenset()) as cache:
         mask = unpack_mask(cache.columns, layout.tokens)
     parts = mask.split([layout.text_tokens, 60][:: 1 if layout.text_first else -1], dim=-1)
     return parts[layout.text_first], parts[not layout.text_first]
@@ -284,7 +244,7 @@ def test_branches_keep_the_columns_that_the_first_of_them_chose(
             one_call(session, step, branch, layout, layers=2)
             # Images start at row 4 of a block, and at row 40 + 12.
             before = 12 if text_first and branch == "uncond" else 0
-            assert session.plan.layout == replace(layout, rows_before=before)
+            assert session.plan.layout == replace(layout, padding_rows=before)
     actions = [record.action.value for record in session.report.steps[::2]]
     assert actions == ["dense", "refresh", "sparse", "refresh"]
     assert choices == ["cond"] * 4
@@ -316,7 +276,7 @@ def test_columns_of_a_prompt_before_are_not_kept_any_more(offload):
             bytes_kept.append(session.cache_bytes())
             if step == 2:
                 caches = session._caches
-                kept.append({key for key in list(caches) if caches.has(*key, "columns")})
+                kept.append({key for key in list(caches) if caches.has(*key, Kept.COLUMNS)})
             for layer in range(LAYOUT.layers):
                 attend(session, layer, *torch.randn(3, 1, 2, 60, 8))
             session.end(torch.zeros(1))

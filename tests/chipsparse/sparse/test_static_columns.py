@@ -6,21 +6,22 @@ import pytest
 import chipsparse
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.report.generation import GenerationReport
+from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.layers.column_budget import static_bits
-from chipsparse.sparse.session import Session
+from tests.chipsparse.sparse.sessions import Session
 from tests.chipsparse.sparse.test_session import CONFIG, run
 from tests.pipelines.changes import at_step
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 ACTIONS = ["dense", "refresh", "sparse", "sparse"]
-KINDS = frozenset({"columns"})
+COLUMNS = frozenset({Kept.COLUMNS})
 
 
 def masks_of(session, tokens):
     """The columns that each layer of each branch keeps now, bool ``[B, H, G, N]``."""
     masks = {}
     for branch, layer in session._caches:
-        with session._caches.acquire(branch, layer, "attention", KINDS) as cache:
+        with session._caches.acquire(branch, layer, "attention", COLUMNS) as cache:
             masks[branch, layer] = unpack_mask(cache.columns, tokens)
     return masks
 
@@ -58,7 +59,7 @@ def test_a_pipeline_keeps_the_columns_of_the_user():
     config = CONFIG.override({"tile": [1, 2, 2], "schedule.actions": ACTIONS})
     size = {"height": 64, "width": 64, "num_inference_steps": 4, "max_sequence_length": 16}
     seen = {}
-    look = at_step(2, lambda: seen.update(masks_of(handle._adapters[0].session, 272)))
+    look = at_step(2, lambda: seen.update(masks_of(handle._runners[0].sparse.session, 272)))
     picture = np.zeros((16, 16), bool)
     picture[12:, 12:] = True
     arguments = {**size, "output_type": "latent", "callback_on_step_end": look}

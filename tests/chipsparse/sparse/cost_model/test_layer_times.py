@@ -91,7 +91,7 @@ def test_columns_that_a_group_computes():
 
 
 def test_the_measured_transformer():
-    records = read(Path(__file__).parents[3] / "benchmarks/results/full_size_fp8_h200.json")
+    records = read(Path(__file__).parents[4] / "benchmarks/results/full_size_fp8_h200.json")
     wanted = "flux_1280x768", "sparse"
     (measured,) = (one for one in records if (one["case"], one["schedule"]) == wanted)
     config = {"num_layers": 19, "num_single_layers": 38}
