@@ -58,7 +58,7 @@ class ModelLayout:
     hidden_size: int | None = None  # channels of the hidden states; None for those of all heads
     # Query rows of zeros before those that may run sparse, so that blocks of them lie in the video
     # or image as another guidance branch's do.
-    rows_before: int = 0
+    padding_rows: int = 0
     samples: tuple[int, ...] | None = None  # videos or images in the call, where not all are
 
     @property
@@ -95,10 +95,10 @@ class ModelLayout:
     @property
     def query_rows(self) -> range:
         """The rows of self-attention that may run sparse; the others see all columns."""
-        return range(self.exact_rows - self.rows_before, self.tokens)
+        return range(self.full_attention_rows - self.padding_rows, self.tokens)
 
     @property
-    def exact_rows(self) -> int:
+    def full_attention_rows(self) -> int:
         """Rows of self-attention that see all columns at every step."""
         return self.text_tokens if self.exact_text else 0
 

@@ -606,7 +606,7 @@ class ModelAdapter(PatchedFamily):
             dtype=execution.dtype,
             branches=self.branches(),
             pending_bytes=pending,
-            window_bytes=0 if self.split is None else self.split.exchange.window_bytes,
+            receive_bytes=0 if self.split is None else self.split.exchange.window_bytes,
             dense=frozenset(dense),
             fp8_mlps=fp8_mlps,
             captures=self.team is None,

@@ -8,7 +8,7 @@ import torch
 
 from chipsparse.layout import Grid
 from chipsparse.pipelines.token_grids import grids_at
-from chipsparse.sparse.layers.tile_order import inverse_order
+from chipsparse.sparse.layers.token_permutation import inverse_permutation
 
 DISABLE = "call chipsparse.disable(pipe) to run the model as it is"
 
@@ -60,4 +60,4 @@ def video_last(
     if tiles is not None:
         video = video[tiles.to(video.device)]
     order = torch.cat([is_other.nonzero()[:, 0].to(video.device), video])
-    return order, inverse_order(order)
+    return order, inverse_permutation(order)

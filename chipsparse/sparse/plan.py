@@ -50,7 +50,7 @@ class SparsityPlan:
 
     def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
         """Return True where two plans differ in text tokens and samples at most, as branches do."""
-        names = ("text_tokens", "batch", "guided_in_batch", "share", "rows_before", "samples")
+        names = ("text_tokens", "batch", "guided_in_batch", "share", "padding_rows", "samples")
         of_prompts = {name: getattr(self.layout, name) for name in names}
         return replace(other, layout=replace(other.layout, **of_prompts)) == self
 

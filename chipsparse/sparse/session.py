@@ -33,7 +33,7 @@ from chipsparse.sparse.layers.column_budget import ColumnBudgets, check_static_b
 from chipsparse.sparse.layers.mlp import MLPLayer
 from chipsparse.sparse.layers.other_text import aligned
 from chipsparse.sparse.layers.state import Shared, StepState
-from chipsparse.sparse.layers.tile_order import grids_order, inverse_order
+from chipsparse.sparse.layers.token_permutation import grids_permutation, inverse_permutation
 from chipsparse.sparse.plan import CACHED, Action, SparsityPlan, recorded_after
 
 AnyLayer = TypeVar("AnyLayer", AttentionLayer, MLPLayer)
@@ -273,8 +273,8 @@ class Session:
         order = None
         tile = self.config.tile
         if caching and tile is not None:
-            tokens = grids_order(plan.layout.grids, tile).to(device)
-            order = tokens, inverse_order(tokens)
+            tokens = grids_permutation(plan.layout.grids, tile).to(device)
+            order = tokens, inverse_permutation(tokens)
         budgets = ColumnBudgets(self._static_bits, None if order is None else order[0])
         return _Generation(budgets, number, caching, order=order)
 

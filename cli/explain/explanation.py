@@ -34,7 +34,7 @@ from chipsparse.profiles.measured import measured_with
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.published import published_psnr
 from chipsparse.sparse.cache import memory_plan
-from chipsparse.sparse.cache.tensors import kind_bytes, with_caches
+from chipsparse.sparse.cache.tensors import kept_bytes, with_caches
 from chipsparse.sparse.cost_model import layer_times
 from chipsparse.sparse.cost_model.exchanges import Sharing
 from chipsparse.sparse.cost_model.run_times import RunEstimate, estimate_run
@@ -251,7 +251,9 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Expl
             ram=plan.config.memory.ram,
             precision="fp8" if memory.in_fp8 else "full",
         ),
-        caches=memory_plan.bytes_by_kind(memory, layout),
+        caches={
+            kept.field: sizes for kept, sizes in memory_plan.bytes_by_tensor(memory, layout).items()
+        },
         estimate=forecast.estimate,
         shared=None
         if parallel is None
@@ -334,10 +336,11 @@ def _shared(forecast: Forecast, alone: Forecast) -> record.Shared:
     sent = {action: sharing.sent_bytes(action) for action in Action}
     ranks = []
     for number, rank in enumerate(sharing.ranks()):
+        plan = replace(sharing.plan, config=config, layout=rank.layout)
         cache_bytes = sharing.calls * sum(
-            kind_bytes(kind, layer, layout=rank.layout, config=config, dtype=sharing.dtype)
-            for (layer, _), kinds in {**memory.placement.device, **memory.placement.host}.items()
-            for kind in kinds
+            kept_bytes(kept, layer, plan=plan, dtype=sharing.dtype)
+            for (layer, _), sizes in {**memory.placement.device, **memory.placement.host}.items()
+            for kept in sizes
         )
         ranks.append(
             record.RankForecast(

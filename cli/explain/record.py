@@ -18,7 +18,7 @@ from chipsparse.config import Part as LayerPart
 from chipsparse.config import ranges_text
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.published import PublishedPsnr
-from chipsparse.sparse.cache.memory_plan import KindBytes
+from chipsparse.sparse.cache.memory_plan import KeptBytes
 from chipsparse.sparse.cost_model.layer_times import PartSeconds, milliseconds_text
 from chipsparse.sparse.cost_model.run_times import RunEstimate
 from chipsparse.sparse.plan import Action
@@ -140,7 +140,7 @@ class Explanation(Result):
     measured_quality: str  # likewise
     weights: Mapping[str, int | None]
     memory: Memory
-    caches: Mapping[str, KindBytes]
+    caches: Mapping[str, KeptBytes]
     estimate: RunEstimate | None
     shared: Shared | None
     qualities: Mapping[str, Quality]

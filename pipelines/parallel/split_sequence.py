@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse.layout import ModelLayout
+from chipsparse.parallel.head_chunks import HeadChunks
 from chipsparse.parallel.head_exchange import HeadExchange
-from chipsparse.parallel.head_turns import HeadTurns
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, with_largest_share
 from chipsparse.pipelines.bridge import LayerCall
 from chipsparse.sparse.layers.state import StepState
@@ -83,9 +83,9 @@ class SplitSequence:
         front, back = (spare, 0) if self._layout.text_first else (0, spare)
         # In the model's order [B, N, H, D], in which q, k and v come.
         states = tuple(part.transpose(1, 2)[:, front : front + own] for part in states)
-        turns = HeadTurns(self.exchange, states, self._cut)
-        output = turns.finish(
-            attend(state, turns.query, turns.key, turns.value, **options, turns=turns),
+        chunks = HeadChunks(self.exchange, states, self._cut)
+        output = chunks.finish(
+            attend(state, chunks.query, chunks.key, chunks.value, **options, chunks=chunks),
         )
         if not spare:
             return output

@@ -14,7 +14,7 @@ from chipsparse.cli.explain.explanation import no_faster
 from chipsparse.cli.explain.record import Quality
 from chipsparse.profiles.measured import measured_of
 from chipsparse.profiles.profile import load_profile
-from chipsparse.sparse.cache.tensors import KINDS
+from chipsparse.sparse.cache.tensors import PLACED
 from chipsparse.sparse.cost_model.layer_times import Rates
 from tests.cli.conftest import command
 from tests.tiny_models import PROMPT, tiny_flux_pipeline, tiny_wan_pipeline
@@ -120,13 +120,13 @@ def test_caches_are_as_large_as_in_a_real_generation(explained, workdir, make, g
     (workdir / "model/chipsparse.yaml").write_text(text)
 
     def look(_pipe, _step, _t, tensors):
-        sizes.append(dict.fromkeys(KINDS, 0))
+        sizes.append({kept.field: 0 for kept in PLACED})
         caches = handle._adapters[0].session._caches
         for key in caches:
-            for name, kind in KINDS.items():
-                tensor = getattr(getattr(caches[key], kind.part), name)
+            for kept in PLACED:
+                tensor = getattr(getattr(caches[key], kept.part), kept.field)
                 if tensor is not None:
-                    sizes[-1][name] += tensor.untyped_storage().nbytes()
+                    sizes[-1][kept.field] += tensor.untyped_storage().nbytes()
         return tensors
 
     profile = load_profile("model/chipsparse.yaml")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.sparse.cache.tensors import AttentionCache
+from chipsparse.sparse.cache.tensors import AttentionCache, IndexLists, Kept
 from chipsparse.sparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.sparse.graphs.step_graph import MOST_ATTEMPTS, MOST_CAPTURES, Arguments, put_back
 from tests.graph_stand_in import TapeRecorder
@@ -286,28 +286,31 @@ def test_what_is_kept_in_place_is_what_was_recorded():
     old = torch.zeros(3)
     new = torch.ones(3)
     lists = torch.zeros(2, dtype=torch.int32)
+    counts = torch.zeros(1, dtype=torch.int32)
     cache = AttentionCache()
     cache.residual = old
     cache.lse = old
-    cache.lists = (lists,)
+    cache.lists = IndexLists(lists, counts)
     cache.capacity = 32
     before = {**vars(cache)}
-    kinds = {"residual", "columns"}
+    read = {Kept.RESIDUAL, Kept.COLUMNS, Kept.LISTS}
     cache.residual = new
     cache.lse = new
-    cache.lists = (lists + 1,)
+    cache.lists = IndexLists(lists + 1, counts + 2)
     cache.capacity = 16
-    assert put_back(cache, before, kinds)
+    assert put_back(cache, before, read)
     assert cache.residual is old
     assert cache.lse is new
-    assert cache.lists[0] is lists
+    assert cache.lists.indices is lists
+    assert cache.lists.counts is counts
     assert torch.equal(old, torch.ones(3))
     assert torch.equal(lists, torch.ones(2, dtype=torch.int32))
+    assert counts.item() == 2
     cache.capacity = 48
-    assert not put_back(cache, before, kinds)
+    assert not put_back(cache, before, read)
     cache.residual = torch.ones(4)
     cache.capacity = 32
-    assert not put_back(cache, before, kinds)
+    assert not put_back(cache, before, read)
     assert len(cache.residual) == 4
 
 

@@ -17,6 +17,7 @@ from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 from chipsparse.pipelines.adapter import ModelAdapter
 from chipsparse.sparse.cache.store import CacheStore
+from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.layers import attention
 from chipsparse.sparse.session import Session
 from tests.wrapped_backends import wrap_backends
@@ -139,8 +140,14 @@ def columns_never_chosen_anew(patch):
         output = refresh(cache, inputs, config=config, **options)
         if columns is not None:
             cache.columns = columns
-            cache.capacity = capacity
-            attention.record_residual(cache, output, inputs, config=config)
+            attention.record_residual(
+                cache,
+                output,
+                inputs,
+                columns,
+                config=config,
+                capacity=capacity,
+            )
         return output
 
     patch.setattr(attention, "refresh_step", keeping)
@@ -188,13 +195,13 @@ def branches_swapped(patch):
     """Sparse steps of each guidance branch get the other one's caches."""
     acquire = CacheStore.acquire
 
-    def swapped(store, branch, layer, part, kinds, *rest):
+    def swapped(store, branch, layer, part, read, *rest):
         (other,) = {"cond", "uncond"} - {branch}
-        reads_results = bool(kinds & {"residual", "activation"})
-        kept = [kind for kind in kinds if store.has(branch, layer, kind)]
-        if reads_results and kept and all(store.has(other, layer, kind) for kind in kept):
+        reads_results = bool(read & {Kept.RESIDUAL, Kept.ACTIVATION})
+        here = [kept for kept in read if store.has(branch, layer, kept)]
+        if reads_results and here and all(store.has(other, layer, kept) for kept in here):
             branch = other
-        return acquire(store, branch, layer, part, kinds, *rest)
+        return acquire(store, branch, layer, part, read, *rest)
 
     patch.setattr(CacheStore, "acquire", swapped)
 

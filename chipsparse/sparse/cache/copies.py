@@ -1,6 +1,6 @@
-"""Copies between a device and host memory, beside the computation: streams and events.
+"""Copies between a device and host memory, during the computation: streams and events.
 
-A `Mark` is a point in the work of a device. Copies start after marks and leave one behind; the
+A `Mark` is a point in the work of a device. Copies start after marks and end with one; the
 computation waits for marks. On a CPU everything is done when it is asked for, and marks are None.
 """
 
@@ -18,12 +18,15 @@ class HostCopies:
     """Copies on a CPU: at once. Host memory and slots are uint8 ``[n]``."""
 
     def to_device(self, device: torch.Tensor, host: torch.Tensor, after: Iterable[Mark]) -> Mark:
+        """Copy from host memory to a slot after these marks; return the mark at its end."""
         device.copy_(host)
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor, after: Iterable[Mark]) -> Mark:
+        """Copy from a slot to host memory after these marks; return the mark at its end."""
         host.copy_(device)
 
     def mark(self) -> Mark:
+        """Return a mark of all that is queued on the device by now."""
         return None
 
     def wait(self, marks: Iterable[Mark]) -> None:

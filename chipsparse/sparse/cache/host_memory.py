@@ -43,23 +43,26 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all blocks, spare ones included."""
         return sum(block.memory.numel() for block in (*self._in_use, *self._spare))
 
     @property
     def pinned_bytes(self) -> int:
+        """Bytes of the pinned blocks, spare ones included."""
         return sum(block.memory.numel() for block in (*self._in_use, *self._spare) if block.pinned)
 
     @property
     def lent_bytes(self) -> int:
+        """Bytes of the blocks in use."""
         return sum(block.memory.numel() for block in self._in_use)
 
     @property
     def untouched_bytes(self) -> int:
-        """At most so many bytes in use are mapped, but do not count as used in the system yet."""
+        """The most bytes in use that are mapped, but do not count as used in the system yet."""
         return sum(block.memory.numel() for block in self._in_use if not block.pinned)
 
     def acquire(self, nbytes: int, *, pin: bool, notify: Callable[[str], None]) -> HostBlock:
-        """A block of so many bytes, or up to `WASTE` times as many; `MemoryError` without any."""
+        """Return a block of ``nbytes``, or up to `WASTE` times as many; `MemoryError` without."""
         fitting = [b for b in self._spare if nbytes <= b.memory.numel() <= WASTE * nbytes]
         block = min(fitting, key=lambda block: block.memory.numel(), default=None)
         if block is None:
@@ -78,6 +81,7 @@ class HostMemory:
         self._spare.append(block)
 
     def free_spare(self) -> None:
+        """Give spare blocks back to the system."""
         self._spare.clear()
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""The memory plan of a generation, made from its sizes and budgets before the first step."""
+"""The memory plan of a generation, from its sizes and budgets, before the first step."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.placement import SLOTS, Capacity, PartNeed, Placement, Sizes, place
 from chipsparse.sparse.cache.tensors import (
-    CAPACITY_MULTIPLE,
     COLUMN_SUMS_BYTES,
-    KINDS,
-    LISTS_BYTES,
-    kept_kinds,
-    kind_bytes,
+    PLACED,
+    Kept,
+    kept_bytes,
+    placed_tensors,
     with_caches,
 )
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.sparse.plan import Action, SparsityPlan
 
 UNLIMITED = 1 << 62
-INDEX_BYTES = 4
 
 # Of a GPU's free memory, left to what others ask for later: kernels that are loaded, workspaces of
 # libraries, gaps between blocks of PyTorch's allocator (8 of 137 GiB were seen; segments that can
@@ -40,18 +38,18 @@ GAPLESS = "expandable_segments:true"
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 # Tensors as large as the hidden states that a transformer block holds at once: in a norm with its
-# float32 copies, around attention, and around the MLP, there beside its neurons once per linear.
+# float32 copies, around attention, and around the MLP, there with its neurons once per linear.
 # Peaks of uncompiled Wan and FLUX blocks on a GPU are 5 to 40 % lower (benchmarks/notes/memory.md).
 NORM_TENSORS = 13
 ATTENTION_TENSORS = 9
 MLP_TENSORS = 7
-# Where processes share the tokens: q, k, v and output at all times, where others put them; around
-# attention q, k and v as they are sent and received; and behind the last block the tokens of all
-# processes, before and in the output norm with its float32 copies.
-WINDOW_TENSORS = 4
+# Where processes share the tokens: at all times receive buffers for q, k, v and output, which peers
+# write to; around attention q, k and v as they are sent and received; and after the last block the
+# tokens of all processes, before and in the output norm with its float32 copies.
+RECEIVE_BUFFERS = 4
 EXCHANGE_TENSORS = 6
 GATHERED_TENSORS = 8
-BRANCHES = 2  # guidance branches whose small lists of columns there is room for
+BRANCHES = 2  # guidance branches whose small index lists there is room for
 
 
 class BudgetError(ConfigError):
@@ -65,7 +63,7 @@ class MemoryDemand:
     dtype: torch.dtype = torch.float32  # of the hidden states
     branches: int = 1  # guidance branches that the generation is known to have
     pending_bytes: int = 0  # of weights that come to the device in a call, less those that leave
-    window_bytes: int = field(default=0, compare=False)  # `working_bytes` that are taken by now
+    receive_bytes: int = field(default=0, compare=False)  # of `working_bytes`, taken by now
     dense: frozenset[LayerPart] = frozenset()  # parts that cannot run sparse and keep nothing
     # Layers whose feed-forward weights are in FP8, and what their linears round.
     fp8_mlps: Mapping[int, Fp8Form] = field(default_factory=dict)
@@ -79,7 +77,7 @@ class MemoryPlan:
     """The homes of the caches of a branch, and the figures behind the decision."""
 
     placement: Placement  # the decision, the same for all branches
-    branches: int  # guidance branches that it was made for
+    branches: int  # guidance branches that share the capacity
     capacity: Capacity  # what there was
     wanted: int  # bytes of all that the config wants kept, for all branches
     lost: float = 0.0  # work that sparse steps would save in what is recomputed
@@ -87,10 +85,12 @@ class MemoryPlan:
 
     @property
     def device_bytes(self) -> int:
+        """Bytes on the device, slots included, of all branches."""
         return self.branches * self.placement.device_bytes + self.placement.slot_bytes
 
     @property
     def host_bytes(self) -> int:
+        """Bytes in host memory, of all branches."""
         return self.branches * self.placement.host_bytes
 
     @property
@@ -99,6 +99,7 @@ class MemoryPlan:
         return bool(self.placement.host or self.placement.dense)
 
     def fits(self, capacity: Capacity) -> bool:
+        """Return True where the plan stays within a capacity."""
         return self.device_bytes <= capacity.device and self.host_bytes <= capacity.host
 
     def check(self) -> None:
@@ -154,15 +155,13 @@ def cache_needs(
     dtype: torch.dtype,
     dense: Collection[LayerPart] = (),
 ) -> list[PartNeed]:
-    """Return the wish of each layer part for one branch, except for what is dense anyway."""
-    config = plan.config
-    layout = plan.layout
+    """Return what each sparse layer part wants to keep for one branch."""
     needs = []
-    for layer in range(layout.layers):
-        sizes: dict[Part, dict[str, int]] = {
+    for layer in range(plan.layout.layers):
+        sizes: dict[Part, dict[Kept, int]] = {
             part: {
-                kind: kind_bytes(kind, layer, layout=layout, config=config, dtype=dtype)
-                for kind in kept_kinds(config, part)
+                kept: kept_bytes(kept, layer, plan=plan, dtype=dtype)
+                for kept in placed_tensors(plan.config, part)
             }
             for part in PARTS
             if plan.is_sparse(layer, part) and (layer, part) not in dense
@@ -176,10 +175,14 @@ def cache_needs(
 
 
 def _saved_work(part: Part, layer: int, plan: SparsityPlan) -> float:
-    """Return the floating-point operations that a sparse step of a part saves in one branch."""
+    """Return the floating-point operations that a sparse step of a part saves in one branch.
+
+    A dense part saves none.
+    """
     kept = plan.density(layer, part)
     layout = plan.layout
-    assert kept is not None
+    if kept is None:
+        return 0.0
     if part == "attention":
         whole = 4.0 * len(layout.query_rows) * layout.tokens * layout.own_attention_channels
     else:
@@ -224,34 +227,34 @@ def worth_moving(
 
 
 @dataclass(frozen=True)
-class KindBytes:
-    """The bytes of one kind of tensor, all layers and guidance branches together."""
+class KeptBytes:
+    """The bytes of one tensor of the table `Kept`, in all layers and guidance branches."""
 
     layer: Mapping[str, int]  # bytes in one layer of each kind of layer
     total: int  # bytes of all that are kept
     device: int  # how many of them are on the device
-    host: int  # how many of them are in host memory beside it
+    host: int  # how many of them are in host memory
     slots: int  # bytes on the device that those in host memory pass through
 
 
-def bytes_by_kind(memory: MemoryPlan, layout: ModelLayout) -> dict[str, KindBytes]:
-    """The table of a plan, without the kinds that it keeps nowhere."""
+def bytes_by_tensor(memory: MemoryPlan, layout: ModelLayout) -> dict[Kept, KeptBytes]:
+    """The table of a plan, without the tensors that it keeps nowhere."""
     placement = memory.placement
     table = {}
-    slots = {kind: size for sizes in placement.slots.values() for kind, size in sizes.items()}
-    for kind in KINDS:
+    slots = {kept: size for sizes in placement.slots.values() for kept, size in sizes.items()}
+    for kept in PLACED:
         on_device, on_host = (
-            {layer: sizes[kind] for (layer, _), sizes in home.items() if kind in sizes}
+            {layer: sizes[kept] for (layer, _), sizes in home.items() if kept in sizes}
             for home in (placement.device, placement.host)
         )
         sizes = on_device | on_host
         if sizes:
-            table[kind] = KindBytes(
+            table[kept] = KeptBytes(
                 layer={layout.kind(layer).name: sizes[layer] for layer in sorted(sizes)},
                 total=memory.branches * sum(sizes.values()),
                 device=memory.branches * sum(on_device.values()),
                 host=memory.branches * sum(on_host.values()),
-                slots=SLOTS * slots.get(kind, 0),
+                slots=SLOTS * slots.get(kept, 0),
             )
     return table
 
@@ -265,10 +268,10 @@ def working_bytes(
 ) -> int:
     """Return the estimated device memory of a transformer call besides weights and caches.
 
-    The tensors of one block at its fullest, with what a refresh holds for a moment; and the lists
-    of columns that small layers keep. The sparse calls of so many ``captured`` branches are CUDA
-    graphs with memory of their own. Feed-forward weights that are in FP8 are read in ``dtype``, one
-    layer's at a time.
+    They are the tensors of one block at its fullest, with the temporary ones of a refresh, and the
+    index lists of small layers. The sparse calls of ``captured`` branches are CUDA graphs with
+    memory of their own. Feed-forward weights that are in FP8 are read in ``dtype``, one layer's at
+    a time.
     """
     config = plan.config
     layout = plan.layout
@@ -288,7 +291,7 @@ def working_bytes(
     resident = 0
     gathered = 0
     if layout.share is not None:
-        resident = WINDOW_TENSORS * heads_side_by_side
+        resident = RECEIVE_BUFFERS * heads_side_by_side
         attention += EXCHANGE_TENSORS * heads_side_by_side
         gathered = GATHERED_TENSORS * layout.batch * tokens * layout.width * dtype.itemsize
     if config.attention.in_fp8:
@@ -297,12 +300,11 @@ def working_bytes(
     if sparse:
         blocks = block_count(len(layout.query_rows), config.block_size)
         sums = heads * blocks * tokens * min(dtype.itemsize, 4)
-        kept = max(plan.attention_keep_count(layer) for layer in sparse)
         attention += min(sums, COLUMN_SUMS_BYTES)
-        lists = heads * blocks * (kept + CAPACITY_MULTIPLE) * INDEX_BYTES
+        lists = max(kept_bytes(Kept.LISTS, layer, plan=plan, dtype=dtype) for layer in sparse)
         attention += lists
         attention += tokens
-        if lists <= LISTS_BYTES:
+        if Kept.LISTS.most_bytes is None or lists <= Kept.LISTS.most_bytes:
             resident += BRANCHES * layout.layers * lists
     return (1 + captured) * max(NORM_TENSORS * hidden, attention, mlp, gathered) + resident
 
@@ -327,8 +329,8 @@ def available(
     *,
     working: int,  # bytes that a transformer call needs for itself
     pending: int = 0,  # bytes of weights that are yet to come to the device
-    promised: int = 0,  # bytes on the device that caches planned earlier will take yet
-    held: int = 0,  # bytes that they have taken there
+    reserved: int = 0,  # bytes on the device that caches planned earlier will take yet
+    held: int = 0,  # bytes that they take there by now
     taken: int = 0,  # bytes of ``working`` that are taken by now
     memory: HostMemory | None = None,  # that is ours already; what is spare of it is for caches
     reserve: float | None = None,  # of the device's free memory; by default `reserve_share`
@@ -347,7 +349,7 @@ def available(
     if config.ram is not None:
         on_host = min(on_host, config.ram - memory.lent_bytes - (held if on_cpu else 0))
     if on_cpu:
-        on_host -= promised
+        on_host -= reserved
         if config.offload == "always":  # caches and slots take half each
             return Capacity(on_host // 2, on_host // 2)
         return Capacity(on_host, 0)
@@ -355,7 +357,7 @@ def available(
     free -= round(free * (reserve_share() if reserve is None else reserve))
     if config.vram is not None:
         free = min(free, config.vram - torch.cuda.memory_allocated(device))
-    on_device = free - working - pending - promised
+    on_device = free - working - pending - reserved
     return Capacity(on_device, 0 if config.offload == "never" else on_host)
 
 

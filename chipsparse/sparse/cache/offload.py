@@ -1,6 +1,6 @@
 """Caches in host memory, which pass through two slots per part on the device.
 
-The cache of a layer's part (attention or MLP) has a place on the host for each of its tensors and,
+The cache of a layer's part (attention or MLP) has a home on the host for each of its tensors and,
 while the layer computes, a slot on the device. Meanwhile the next layer's tensors arrive in the
 other slot.
 
@@ -9,8 +9,8 @@ Nothing is ordered by the host. What must not overtake what:
 - a slot is filled after its last reader and after its last tensors were written back;
 - the computation starts after the slot is filled;
 - a write-back starts after the computation that made the tensors, and after all loads from that
-  place in host memory;
-- a load starts after the last write-back to its place.
+  home;
+- a load starts after the last write-back to its home.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from chipsparse.report.recorder import Traffic
 from chipsparse.sparse.cache.copies import HostCopies, Mark, copies_for
 from chipsparse.sparse.cache.host_memory import HostBlock, HostMemory
 from chipsparse.sparse.cache.placement import SLOTS, Sizes, slot_sizes
+from chipsparse.sparse.cache.tensors import Kept
 
 Key = tuple[str, int, Part]  # branch, layer, part
 
@@ -47,8 +48,8 @@ class _Form:
     def nbytes(self) -> int:
         """Bytes from the first to the last element, gaps between them included.
 
-        The padding of the last neuron's tokens is behind it: a slot has room for that, a copy does
-        without.
+        The padding of the last neuron's tokens comes after it: a slot has room for that, a copy
+        does without.
         """
         if 0 in self.shape:
             return 0
@@ -61,22 +62,22 @@ class _Form:
 
 
 @dataclass(eq=False)
-class _Place:
-    """The host memory of one part's tensors, uint8 ``[n]`` by kind, and what was stored there."""
+class _Home:
+    """The host memory of one part's tensors, uint8 ``[n]`` each, and what was stored there."""
 
-    memory: dict[str, torch.Tensor]
-    forms: dict[str, _Form] = field(default_factory=dict)
-    written: Mark = None
-    read: Mark = None
+    memory: dict[Kept, torch.Tensor]
+    forms: dict[Kept, _Form] = field(default_factory=dict)
+    written: Mark = None  # by a copy from the device
+    read: Mark = None  # by a copy to the device
 
 
 @dataclass(eq=False)
 class _Slot:
-    """Memory on the device for the tensors of one part, uint8 ``[n]`` by kind."""
+    """Memory on the device for the tensors of one part, uint8 ``[n]`` each."""
 
-    memory: dict[str, torch.Tensor]
+    memory: dict[Kept, torch.Tensor]
     key: Key | None = None
-    loaded: set[str] = field(default_factory=set)
+    loaded: set[Kept] = field(default_factory=set)
     filled: Mark = None  # by a copy from the host
     used: Mark = None  # by the computation, last
     emptied: Mark = None  # by a copy to the host
@@ -86,7 +87,7 @@ class _Slot:
 
 @dataclass(eq=False)
 class _Opened:
-    places: dict[Key, _Place] = field(default_factory=dict)
+    homes: dict[Key, _Home] = field(default_factory=dict)
     slots: dict[Part, list[_Slot]] = field(default_factory=dict)
     blocks: list[HostBlock] = field(default_factory=list)
 
@@ -110,7 +111,7 @@ class OffloadPool:
         self._traffic: dict[tuple[int, Part], Traffic] = {}
 
     def open(self, sizes: Mapping[Key, Sizes], device: torch.device) -> None:
-        """Make room for tensors of at most so many bytes; a `MemoryError` leaves all as before."""
+        """Make room for tensors of at most these bytes; a `MemoryError` leaves all as before."""
         if not sizes:
             return
         if not self._opened.blocks:
@@ -119,27 +120,27 @@ class OffloadPool:
         block = self.host.acquire(total, pin=device.type == "cuda", notify=self._notify)
         self._opened.blocks.append(block)
         memory = block.memory
-        for key, kinds in sizes.items():
-            self._opened.places[key] = _Place(_cut(memory, kinds))
-            memory = memory[_aligned_total(kinds) :]
+        for key, of_part in sizes.items():
+            self._opened.homes[key] = _Home(_cut(memory, of_part))
+            memory = memory[_aligned_total(of_part) :]
         self._open_slots(sizes, device)
 
     def _open_slots(self, sizes: Mapping[Key, Sizes], device: torch.device) -> None:
         present = self.slots
-        wanted = slot_sizes({**{(part,): kinds for part, kinds in present.items()}, **sizes})
-        for part, kinds in wanted.items():
-            if kinds == present.get(part):
+        wanted = slot_sizes({**{(part,): slot for part, slot in present.items()}, **sizes})
+        for part, of_slot in wanted.items():
+            if of_slot == present.get(part):
                 continue
             if part in present:
                 self._copies.synchronize()
-            total = _aligned_total(kinds)
+            total = _aligned_total(of_slot)
             with torch.inference_mode(False):
                 memory = [
                     torch.empty(total, dtype=torch.uint8, device=device) for _ in range(SLOTS)
                 ]
             # What had the memory before may still be computing there.
             self._opened.slots[part] = [
-                _Slot(_cut(whole, kinds), used=self._copies.mark()) for whole in memory
+                _Slot(_cut(whole, of_slot), used=self._copies.mark()) for whole in memory
             ]
 
     def reset(self) -> None:
@@ -163,14 +164,15 @@ class OffloadPool:
         self.host.leave()
 
     def close(self) -> None:
+        """Forget all tensors, and give host memory back to the system."""
         self.reset()
         self.host.free_spare()
 
     @property
-    def slots(self) -> dict[Part, dict[str, int]]:
-        """The bytes of each kind in one slot of each part."""
+    def slots(self) -> dict[Part, dict[Kept, int]]:
+        """The bytes of each tensor in one slot of each part."""
         return {
-            part: {kind: memory.numel() for kind, memory in slots[0].memory.items()}
+            part: {kept: memory.numel() for kept, memory in slots[0].memory.items()}
             for part, slots in self._opened.slots.items()
         }
 
@@ -186,45 +188,48 @@ class OffloadPool:
 
     @property
     def stored_bytes(self) -> int:
-        places = self._opened.places.values()
-        return sum(form.nbytes for place in places for form in place.forms.values())
+        """Bytes of all tensors that are stored in host memory."""
+        homes = self._opened.homes.values()
+        return sum(form.nbytes for home in homes for form in home.forms.values())
 
     def forget(self, key: Key) -> None:
         """Void what was stored for a part; the next tensors get the same memory."""
-        place = self._opened.places.get(key)
-        if place is not None:
-            place.forms.clear()
+        home = self._opened.homes.get(key)
+        if home is not None:
+            home.forms.clear()
 
     def drop(self, key: Key) -> None:
-        self._opened.places.pop(key, None)
+        """Give up a part's home; its memory is freed with all others."""
+        self._opened.homes.pop(key, None)
 
     def __contains__(self, key: Key) -> bool:
-        """Return True where a part's cache lives here: it has a place, filled or not."""
-        return key in self._opened.places
+        """Return True where a part's cache lives here: it has a home, filled or not."""
+        return key in self._opened.homes
 
-    def has(self, key: Key, kind: str) -> bool:
-        place = self._opened.places.get(key)
-        return place is not None and kind in place.forms
+    def has(self, key: Key, kept: Kept) -> bool:
+        """Return True where a tensor of a part is stored here."""
+        home = self._opened.homes.get(key)
+        return home is not None and kept in home.forms
 
-    def load(self, key: Key, kinds: Collection[str]) -> dict[str, torch.Tensor]:
-        """Bring stored tensors to the device, by kind; they may be changed until `release`."""
-        place = self._opened.places[key]
-        slot = self._fill(key, kinds)
+    def load(self, key: Key, wanted: Collection[Kept]) -> dict[Kept, torch.Tensor]:
+        """Bring stored tensors to the device; they may be changed until `release`."""
+        home = self._opened.homes[key]
+        slot = self._fill(key, wanted)
         self._copies.wait([slot.filled])
         self._take(slot)
         return {
-            kind: form.view(slot.memory[kind])
-            for kind, form in place.forms.items()
-            if kind in kinds
+            kept: form.view(slot.memory[kept])
+            for kept, form in home.forms.items()
+            if kept in wanted
         }
 
-    def prefetch(self, key: Key, kinds: Collection[str]) -> None:
+    def prefetch(self, key: Key, wanted: Collection[Kept]) -> None:
         """Start to load stored tensors, where a slot is not in use."""
         slots = self._opened.slots[key[2]]
-        if not all(slot.busy for slot in slots) and any(self.has(key, kind) for kind in kinds):
-            self._fill(key, kinds)
+        if not all(slot.busy for slot in slots) and any(self.has(key, kept) for kept in wanted):
+            self._fill(key, wanted)
 
-    def store(self, key: Key, tensors: Mapping[str, torch.Tensor]) -> None:
+    def store(self, key: Key, tensors: Mapping[Kept, torch.Tensor]) -> None:
         """Keep tensors: new ones, or ones that `load` gave after they were changed.
 
         Their memory may be reused as soon as this returns. Raises `RuntimeError` where a tensor is
@@ -232,32 +237,32 @@ class OffloadPool:
         """
         if not tensors:
             return
-        place = self._opened.places[key]
+        home = self._opened.homes[key]
         slot = self._slot_of(key)
         self._take(slot)
         views = {}
-        for kind, tensor in tensors.items():
+        for kept, tensor in tensors.items():
             form = _Form.of(tensor)
-            planned = place.memory[kind].numel()
+            planned = home.memory[kept].numel()
             if form.nbytes > planned:
                 raise RuntimeError(
-                    f"{kind} of layer {key[1]} takes {form.nbytes} bytes ({list(tensor.shape)} in "
-                    f"{tensor.dtype}), and {planned} were planned",
+                    f"{kept.field} of layer {key[1]} takes {form.nbytes} bytes "
+                    f"({list(tensor.shape)} in {tensor.dtype}), and {planned} were planned",
                 )
-            place.forms[kind] = form
-            views[kind] = form.view(slot.memory[kind])
-        new = [kind for kind, view in views.items() if view.data_ptr() != tensors[kind].data_ptr()]
+            home.forms[kept] = form
+            views[kept] = form.view(slot.memory[kept])
+        new = [kept for kept, view in views.items() if view.data_ptr() != tensors[kept].data_ptr()]
         if new:  # nothing may still arrive in the slot, and nothing still leave it
             self._copies.wait([slot.filled, slot.emptied])
-        for kind in new:
-            views[kind].copy_(tensors[kind])
+        for kept in new:
+            views[kept].copy_(tensors[kept])
         slot.used = self._copies.mark()
-        for kind in tensors:
-            count = place.forms[kind].nbytes
-            slot.emptied = place.written = self._copies.to_host(
-                place.memory[kind][:count],
-                slot.memory[kind][:count],
-                [slot.used, place.read],
+        for kept in tensors:
+            count = home.forms[kept].nbytes
+            slot.emptied = home.written = self._copies.to_host(
+                home.memory[kept][:count],
+                slot.memory[kept][:count],
+                [slot.used, home.read],
             )
             self._count(key, to_host=count)
 
@@ -271,19 +276,19 @@ class OffloadPool:
         slot.key = None
         slot.loaded.clear()
 
-    def _fill(self, key: Key, kinds: Collection[str]) -> _Slot:
+    def _fill(self, key: Key, wanted: Collection[Kept]) -> _Slot:
         """Start the copies of these tensors that are not in the slot of their part yet."""
-        place = self._opened.places[key]
+        home = self._opened.homes[key]
         slot = self._slot_of(key)
-        for kind, form in place.forms.items():
-            if kind in kinds and kind not in slot.loaded:
+        for kept, form in home.forms.items():
+            if kept in wanted and kept not in slot.loaded:
                 count = form.nbytes
-                slot.filled = place.read = self._copies.to_device(
-                    slot.memory[kind][:count],
-                    place.memory[kind][:count],
-                    [slot.used, slot.emptied, place.written],
+                slot.filled = home.read = self._copies.to_device(
+                    slot.memory[kept][:count],
+                    home.memory[kept][:count],
+                    [slot.used, slot.emptied, home.written],
                 )
-                slot.loaded.add(kind)
+                slot.loaded.add(kept)
                 self._count(key, to_device=count)
         return slot
 
@@ -308,12 +313,12 @@ class OffloadPool:
         return slot
 
 
-def _cut(memory: torch.Tensor, kinds: Sizes) -> dict[str, torch.Tensor]:
-    """Cut memory, uint8 ``[n]``, into pieces of these sizes at aligned places."""
+def _cut(memory: torch.Tensor, sizes: Sizes) -> dict[Kept, torch.Tensor]:
+    """Cut memory, uint8 ``[n]``, into pieces of these sizes at aligned offsets."""
     pieces = {}
     first = 0
-    for kind, size in kinds.items():
-        pieces[kind] = memory[first : first + size]
+    for kept, size in sizes.items():
+        pieces[kept] = memory[first : first + size]
         first += _aligned(size)
     return pieces
 
@@ -322,5 +327,5 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _aligned_total(kinds: Sizes) -> int:
-    return sum(map(_aligned, kinds.values()))
+def _aligned_total(sizes: Sizes) -> int:
+    return sum(map(_aligned, sizes.values()))

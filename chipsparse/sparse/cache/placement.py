@@ -1,7 +1,7 @@
 """The home of every layer's caches: the device, host memory, or nowhere.
 
 A pure decision from byte counts and two capacities. The cache of a layer's part (attention or MLP)
-lives in one place as a whole. Caches on the host pass through two slots per part on the device. A
+has one home as a whole. Caches on the host pass through two slots per part on the device. A
 part that fits nowhere runs dense at every step. The parts that save most work per byte are placed
 first, and of equal ones the later layers: the first attend most evenly, so their columns hold the
 least softmax mass (benchmarks/results/captured_mass_h200.json).
@@ -15,11 +15,11 @@ from typing import Any
 
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import LayerPart, Part, SparsityConfig
-from chipsparse.sparse.cache.tensors import read_and_written
+from chipsparse.sparse.cache.tensors import Kept, read_and_written
 from chipsparse.sparse.cost_model.run_times import SLOTS
 from chipsparse.sparse.plan import Action
 
-Sizes = Mapping[str, int]  # bytes by kind of tensor
+Sizes = Mapping[Kept, int]  # bytes of each tensor
 
 # What moves both ways at a sparse step stays on the device first.
 FIRST_ON_DEVICE: tuple[Part, ...] = ("mlp", "attention")
@@ -44,20 +44,22 @@ class Capacity:
 
 @dataclass(frozen=True)
 class PartNeed:
-    """The wish of one layer part."""
+    """The tensors that one layer part wants to keep, and what that saves."""
 
     layer: int
     part: Part
-    sizes: Sizes  # bytes of each kind of tensor
+    sizes: Sizes
     saved: float  # work that a sparse step of it saves, in any unit that all parts share
     movable: bool = True  # False where moving it between host and device takes longer than it saves
 
     @property
     def key(self) -> LayerPart:
+        """The layer and part."""
         return self.layer, self.part
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all its tensors."""
         return sum(self.sizes.values())
 
 
@@ -65,7 +67,7 @@ class PartNeed:
 class Placement:
     """The decision for one guidance branch."""
 
-    # Bytes by kind of each (layer, part) that stays on the device.
+    # Bytes of each (layer, part) that stays on the device.
     device: Mapping[LayerPart, Sizes] = field(default_factory=dict)
     # The same of those that live in host memory.
     host: Mapping[LayerPart, Sizes] = field(default_factory=dict)
@@ -73,20 +75,23 @@ class Placement:
     dense: Mapping[LayerPart, str] = field(default_factory=dict)
 
     @property
-    def slots(self) -> dict[Part, dict[str, int]]:
-        """Bytes by kind of one slot of each part that has caches on the host."""
+    def slots(self) -> dict[Part, dict[Kept, int]]:
+        """Bytes of one slot of each part that has caches on the host."""
         return slot_sizes(self.host)
 
     @property
     def slot_bytes(self) -> int:
+        """Bytes of all slots, which branches share."""
         return SLOTS * _total(self.slots)
 
     @property
     def device_bytes(self) -> int:
+        """Bytes on the device of one branch, without slots."""
         return _total(self.device)
 
     @property
     def host_bytes(self) -> int:
+        """Bytes in host memory of one branch."""
         return _total(self.host)
 
     def moved(
@@ -99,8 +104,8 @@ class Placement:
         """Return the bytes that a part reads from host memory in a step, and that it writes."""
         sizes = self.host.get((layer, part), {})
         read, written = (
-            sum(size for kind, size in sizes.items() if kind in kinds)
-            for kinds in read_and_written(config, part, action)
+            sum(size for kept, size in sizes.items() if kept in moved)
+            for moved in read_and_written(config, part, action)
         )
         return read, written
 
@@ -109,13 +114,13 @@ def _total(home: Mapping[Any, Sizes]) -> int:
     return sum(sum(sizes.values()) for sizes in home.values())
 
 
-def slot_sizes(host: Mapping[Any, Sizes]) -> dict[Part, dict[str, int]]:
-    """Return the bytes by kind of one slot of each part: those of its largest tensors."""
-    slots: dict[Part, dict[str, int]] = {}
+def slot_sizes(host: Mapping[Any, Sizes]) -> dict[Part, dict[Kept, int]]:
+    """Return the bytes of one slot of each part: those of its largest tensors."""
+    slots: dict[Part, dict[Kept, int]] = {}
     for (*_, part), sizes in host.items():
         slot = slots.setdefault(part, {})
-        for kind, size in sizes.items():
-            slot[kind] = max(size, slot.get(kind, 0))
+        for kept, size in sizes.items():
+            slot[kept] = max(size, slot.get(kept, 0))
     return slots
 
 
@@ -134,7 +139,8 @@ def place(
         reverse=True,
     )
     homes = _Homes(capacity, branches, open_slots or {}, prefer_host)
-    # What must stay on the device may leave no slots for what could move: two orders are tried.
+    # Unmovable parts, placed first, can use up the room for slots. So movable parts first is tried
+    # as well.
     movable_first = sorted(ranked, key=lambda need: not need.movable)
     kept = max(
         (homes.those_that_fit(order) for order in (ranked, movable_first)),
@@ -207,4 +213,4 @@ class _Homes:
         largest = max(sum(host[key].values()) for key in keys)
         count = self._left(device, host) // (self.branches * max(1, largest))
         count = max(0, min(len(keys), count))
-        return [keys[place * len(keys) // count] for place in range(count)]
+        return [keys[index * len(keys) // count] for index in range(count)]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -26,8 +27,10 @@ from chipsparse.sparse.cache.memory_plan import (
 )
 from chipsparse.sparse.cache.offload import OffloadPool
 from chipsparse.sparse.cache.tensors import (
-    KINDS,
+    AttentionCache,
+    Kept,
     LayerCache,
+    MLPCache,
     PartCache,
     read_and_written,
     with_caches,
@@ -52,7 +55,7 @@ class _Branch:
     def device_bytes(self) -> int:
         return sum(cache.nbytes() for cache in self.caches.values())
 
-    def promised_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Bytes that it will take on the device, and has not taken yet."""
         if self.finished:
             return 0
@@ -71,7 +74,8 @@ class CacheStore:
         agree: Callable[[int, int, torch.device], tuple[int, int]],
     ) -> None:
         self._agree = agree
-        self.reads = {  # the tensors that a layer's part reads at each action
+        # The tensors that a layer's part reads at each action.
+        self.reads: dict[tuple[Part, Action], frozenset[Kept]] = {
             (part, action): read_and_written(config, part, action)[0]
             for part in PARTS
             for action in Action
@@ -84,6 +88,7 @@ class CacheStore:
         self._last: dict[str, tuple[SparsityPlan, MemoryDemand, MemoryPlan]] = {}
 
     def reset(self) -> None:
+        """Forget all branches; host memory is kept for another generation."""
         self._branches.clear()
         self._pool.reset()
 
@@ -151,8 +156,8 @@ class CacheStore:
                 device,
                 working=working,
                 pending=demand.pending_bytes,
-                taken=demand.window_bytes,
-                promised=sum(branch.promised_bytes() for branch in self._branches.values()),
+                taken=demand.receive_bytes,
+                reserved=sum(branch.reserved_bytes() for branch in self._branches.values()),
                 held=sum(branch.device_bytes() for branch in self._branches.values()),
                 memory=self._pool.host,
                 reserve=reserve,
@@ -195,7 +200,8 @@ class CacheStore:
         if all(branch.finished for branch in self._branches.values()):
             self.reset()
 
-    def stay_on_device(self, branch: str) -> bool:
+    def all_on_device(self, branch: str) -> bool:
+        """Return True where no cache of a branch lives in host memory."""
         return not self._branches[branch].memory.placement.host
 
     def dense(self, branch: str) -> Mapping[LayerPart, str]:
@@ -213,12 +219,16 @@ class CacheStore:
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return ((name, layer) for name, branch in self._branches.items() for layer in branch.caches)
 
-    def has(self, branch: str, layer: int, kind: str) -> bool:
-        """Return True where a tensor of this kind was recorded, wherever it lives."""
-        part = KINDS[kind].part
-        if getattr(getattr(self[branch, layer], part), kind) is not None:
+    def part(self, branch: str, layer: int, part: Part) -> PartCache:
+        """Return the cache of a branch, layer and part, with what is on the device."""
+        cache: PartCache = getattr(self[branch, layer], part)
+        return cache
+
+    def has(self, branch: str, layer: int, kept: Kept) -> bool:
+        """Return True where a tensor was recorded, wherever it lives."""
+        if getattr(getattr(self[branch, layer], kept.part), kept.field) is not None:
             return True
-        return self._pool.has((branch, layer, part), kind)
+        return self._pool.has((branch, layer, kept.part), kept)
 
     def nbytes(self) -> int:
         """Bytes of all caches, on the device and on the host, without slots."""
@@ -230,46 +240,66 @@ class CacheStore:
         for part in PARTS:
             self._fetch_next(branch, -1, part, self.reads[part, action])
 
+    @overload
+    def acquire(
+        self,
+        branch: str,
+        layer: int,
+        part: Literal["attention"],
+        read: frozenset[Kept],
+        ahead: frozenset[Kept] | None = None,
+    ) -> AbstractContextManager[AttentionCache]: ...
+
+    @overload
+    def acquire(
+        self,
+        branch: str,
+        layer: int,
+        part: Literal["mlp"],
+        read: frozenset[Kept],
+        ahead: frozenset[Kept] | None = None,
+    ) -> AbstractContextManager[MLPCache]: ...
+
     @contextlib.contextmanager
     def acquire(
         self,
         branch: str,
         layer: int,
         part: Part,
-        kinds: frozenset[str],
-        ahead: frozenset[str] | None = None,
+        read: frozenset[Kept],
+        ahead: frozenset[Kept] | None = None,
     ) -> Iterator[Any]:
-        """Lend one layer's cache of a part, with the kinds that it reads, while it computes.
+        """Lend one layer's cache of a part, with the tensors that it reads, while it computes.
 
-        What the layer sets there is kept. Begins to fetch the kinds ``ahead`` (None: the same) of
+        What the layer sets there is kept. Begins to fetch the tensors ``ahead`` (None: the same) of
         the next layer. Raises `RuntimeError` where a tensor is larger than planned.
         """
         cache: PartCache = getattr(self[branch, layer], part)
-        place = branch, layer, part
-        if place not in self._pool:
+        key = branch, layer, part
+        if key not in self._pool:
             yield cache
             return
-        loaded = self._pool.load(place, kinds) if kinds else {}
-        vars(cache).update(loaded)
-        self._fetch_next(branch, layer, part, kinds if ahead is None else ahead)
+        loaded = self._pool.load(key, read) if read else {}
+        cache.put(loaded)
+        self._fetch_next(branch, layer, part, read if ahead is None else ahead)
         yield cache
-        tensors = cache.on_device()
-        vars(cache).update(dict.fromkeys(tensors))
+        tensors = cache.recorded()
+        cache.clear(tensors)
         self._pool.store(
-            place,
+            key,
             {
-                kind: tensor
-                for kind, tensor in tensors.items()
-                if tensor is not loaded.get(kind) or KINDS[kind].rewritten
+                kept: tensor
+                for kept, tensor in tensors.items()
+                if tensor is not loaded.get(kept) or kept.changes_in_place
             },
         )
-        self._pool.release(place)
+        self._pool.release(key)
 
-    def _fetch_next(self, branch: str, layer: int, part: Part, kinds: frozenset[str]) -> None:
-        """Begin to fetch these kinds for the next layer whose cache of a part is in host memory."""
+    def _fetch_next(self, branch: str, layer: int, part: Part, read: frozenset[Kept]) -> None:
+        """Begin to fetch these tensors for the next layer whose cache of a part is on the host."""
         owner = self._branches.get(branch)
         if owner is not None and not owner.finished:
             hosted = owner.memory.placement.host
             later = [other for other, of in hosted if of == part and other > layer]
             if later:
-                self._pool.prefetch((branch, min(later), part), kinds)
+                self._pool.prefetch((branch, min(later), part), read)

@@ -178,7 +178,7 @@ def layer_time(
         elif action is Action.REFRESH:
             attention *= rates.refresh_attention if chooses else 1.0
             attention += rates.refresh_seconds
-    attention += column * layout.exact_rows  # these rows see everything
+    attention += column * layout.full_attention_rows  # these rows see everything
     kind = layout.kind(layer)
     number = 2.0 * layout.width / rates.linear
     rows = kind.mlp_linears * kind.intermediate_size

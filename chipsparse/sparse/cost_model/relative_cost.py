@@ -43,7 +43,7 @@ def sparse_cost(
     Text tokens, samples and what other processes have of a call are left out, since guidance
     branches differ in them. Parts that are ``masked`` run dense in all layers.
     """
-    alone = replace(layout, batch=1, text_tokens=0, share=None, rows_before=0, samples=None)
+    alone = replace(layout, batch=1, text_tokens=0, share=None, padding_rows=0, samples=None)
     plan = SparsityPlan(config, alone)
     layers = range(layout.layers)
     parts = [part for part in PARTS if part not in masked]

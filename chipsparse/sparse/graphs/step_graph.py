@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from chipsparse.common.errors import first_line
 from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
 from chipsparse.sparse.cache.store import CacheStore
+from chipsparse.sparse.cache.tensors import Kept, PartCache
 from chipsparse.sparse.graphs.cuda_capture import CudaCapture, CudaCapturer
 from chipsparse.sparse.layers.state import StepState
 from chipsparse.sparse.plan import Action
@@ -146,14 +147,19 @@ class StepGraphs:
         self._not_captured_reason: str | None = UNKNOWN
 
     @contextlib.contextmanager
-    def kept_in_place(self, branch: str, cache: Any, kinds: Collection[str]) -> Iterator[None]:
+    def kept_in_place(
+        self,
+        branch: str,
+        cache: PartCache,
+        read: Collection[Kept],
+    ) -> Iterator[None]:
         """Leaves what a layer records anew where the captured call, if there is one, reads it."""
         if branch not in self._graphs:
             yield
             return
         before = {**vars(cache)}
         yield
-        if not put_back(cache, before, kinds):
+        if not put_back(cache, before, read):
             self.drop(branch)
 
     def drop(self, branch: str) -> None:
@@ -214,7 +220,7 @@ class StepGraphs:
             return False
         if device.type != self._capturer.device_type or self._report.layer_times:
             return False
-        if not self._caches.stay_on_device(state.branch):
+        if not self._caches.all_on_device(state.branch):
             return False
         if self._not_captured_reason is UNKNOWN:
             self._not_captured_reason = not_captured_reason()
@@ -264,24 +270,25 @@ class StepGraphs:
         return None
 
 
-def put_back(cache: Any, before: Mapping[str, Any], kinds: Collection[str]) -> bool:
-    """Moves what a layer recorded anew to the memory that its cache's fields held before.
+def put_back(cache: PartCache, before: Mapping[str, Any], read: Collection[Kept]) -> bool:
+    """Moves what a layer recorded anew to the memory that its cache's fields had before.
 
-    Returns False where it cannot: it has another form, or longer lists of columns than the captured
-    call makes room for.
+    Returns False where it cannot: it has another form, or longer index lists than the captured call
+    makes room for.
     """
     capacity = before.get("capacity")
-    if capacity is not None and (cache.capacity or 0) > capacity:
+    if capacity is not None and (vars(cache)["capacity"] or 0) > capacity:
         return False
-    for kind in (*kinds, "lists"):
-        memory = before.get(kind)
+    for kept in read:
+        memory = before[kept.field]
         if memory is None:
             continue
-        new, old = (pytree.tree_leaves(tensors) for tensors in (getattr(cache, kind), memory))
+        new = pytree.tree_leaves(getattr(cache, kept.field))
+        old = pytree.tree_leaves(memory)
         if len(new) != len(old) or not all(map(_alike, new, old)):
             return False
         for source, target in zip(new, old, strict=True):
             if source is not target:
                 target.copy_(source)
-        setattr(cache, kind, memory)
+        setattr(cache, kept.field, memory)
     return True

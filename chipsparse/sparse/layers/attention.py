@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -25,13 +27,25 @@ from chipsparse.kernels.dispatch import Choice, kind_of
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.mask_packing import packed_to_indices
-from chipsparse.parallel.head_turns import HeadTurns
+from chipsparse.parallel.head_chunks import HeadChunks
 from chipsparse.report.generation import LayerRecord
-from chipsparse.sparse.cache.tensors import COLUMN_SUMS_BYTES, LISTS_BYTES, AttentionCache
+from chipsparse.sparse.cache.tensors import (
+    COLUMN_SUMS_BYTES,
+    AttentionCache,
+    IndexLists,
+    Kept,
+    RefreshedAttention,
+)
 from chipsparse.sparse.layers.column_budget import AttentionBudget
-from chipsparse.sparse.layers.full_attention import AttentionInputs, fp8_choices
-from chipsparse.sparse.layers.other_text import columns_of, fits, with_rows_before
-from chipsparse.sparse.layers.state import Shared, StepState, split_exact_rows
+from chipsparse.sparse.layers.column_source import ChosenHere, ColumnSource, OfBranch, OfProcess
+from chipsparse.sparse.layers.full_attention import (
+    AttentionInputs,
+    around_full_attention_rows,
+    around_padding_rows,
+    fp8_choices,
+)
+from chipsparse.sparse.layers.other_text import columns_of, fits
+from chipsparse.sparse.layers.state import Shared, StepState
 from chipsparse.sparse.plan import Action, SparsityPlan
 
 COLUMNS_PER_MEAN = 128
@@ -39,7 +53,6 @@ MEAN_WEIGHT = 40.0  # the best one for 10 to 20 % of the columns
 READY_DEVICES = ("cpu",)  # the host need not wait for what it reads there
 
 Unpatched = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
-Columns = Callable[[], torch.Tensor]  # gives packed columns `[B, H, G, n]` once they are wanted
 
 MAIN_OPS = {  # that compute the result of a step
     Action.DENSE: "dense_attention",
@@ -49,8 +62,8 @@ MAIN_OPS = {  # that compute the result of a step
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """When columns were chosen, for which call, and how many a list has at most."""
+class _LastChoice:
+    """When a layer chose columns last, for which call, and the most that a list has."""
 
     step: int
     branch: str
@@ -59,18 +72,12 @@ class _Choice:
 
 
 class AttentionLayer:
-    """Self-attention of one transformer block: what it does at a step, and from which cache.
-
-    The guidance branches that refresh at a step keep the same columns: guidance multiplies what
-    they differ in, and so what each misses alone. Where each is a call of its own, these are the
-    columns that the first of them chose.
-    """
+    """Self-attention of one transformer block: what it does at a step, and from which cache."""
 
     def __init__(self, number: int, shared: Shared) -> None:
         self.number = number
         self._shared = shared
-        self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
-        self._chosen: _Choice | None = None
+        self._last_choice: _LastChoice | None = None
 
     def __call__(
         self,
@@ -81,62 +88,58 @@ class AttentionLayer:
         *,
         scale: float | None,  # factor of the scores, None for `D ** -0.5`
         unpatched: Unpatched,  # attention as the model would compute it without chipsparse
-        turns: HeadTurns | None = None,  # brings query, key and value; only sizes are known before
+        chunks: HeadChunks | None = None,  # brings the tensors; only sizes are known before
     ) -> torch.Tensor:
-        """Attention as the open call wants it; rows that the layout wants exact see all columns."""
+        """Attention as the open call wants it."""
         shared = self._shared
+        inputs = AttentionInputs(query, key, value, scale, shared.backend, shared.kernels, chunks)
         if state is None:
-            _receive(turns)
-            return unpatched(query, key, value, scale)
-        inputs = AttentionInputs(query, key, value, scale, shared.backend, shared.kernels)
-        in_fp8 = shared.config.attention.in_fp8
+            return unpatched(*inputs.received().tensors, scale)
         if not state.caching:
-            _receive(turns)
-            return self._unrecorded(state, inputs, unpatched, in_fp8=in_fp8)
+            return self._in_full(state, unpatched, inputs)
         layout = state.plan.layout
-        dense = state.dense.get((self.number, "attention"))
-        with shared.recorder.watch(self.number, "attention", dense) as entry:
-            if entry.reason is not None:
-                _receive(turns)
-                return self._unrecorded(state, inputs, unpatched, in_fp8=in_fp8, entry=entry)
-            rows, exact = split_exact_rows(query, layout, 2)
-            if exact is not None:
-                inputs = replace(inputs, query=rows)
-            if layout.rows_before:
-                _receive(turns)
-                turns = None
-                inputs = replace(inputs, query=with_rows_before(query, layout))
-            choices = self._choices(inputs)
-            entry.action = action = self._decide(state)
-            if action is not Action.SPARSE or exact is not None:
-                _receive(turns)
-                turns = None
-            if action is Action.REFRESH:  # read before this branch's cache takes a slot
-                budget = state.budgets.of(self.number, state.plan, key.device)
-                chosen, budget = self._columns_of_another_branch(state, inputs, budget)
-            caches = shared.caches
-            reads = shared.caches.reads
-            kinds = reads["attention", action]
-            ahead = reads["attention", state.action]
-            with caches.acquire(state.branch, self.number, "attention", kinds, ahead) as cache:
-                entry.backend = _backend_name(choices, action, in_fp8)
-                if action is Action.DENSE:
-                    output = dense_step(cache, inputs, in_fp8=in_fp8)
-                elif action is Action.SPARSE:
-                    entry.computed = cache.kept_fraction
-                    output = sparse_step(cache, inputs, config=shared.config, turns=turns)
-                else:
-                    if chosen is not None:
-                        entry.backend = _backend_name(choices, Action.DENSE, in_fp8)
-                    output = self._refresh(state, cache, inputs, budget, chosen)
-            if exact is None:
-                return output[:, :, layout.rows_before :]
-            # Rows that never run sparse are never computed in 8 bits either.
-            seen = self._unrecorded(state, replace(inputs, query=exact), unpatched, in_fp8=False)
-            # In the order of memory that models want, so that nothing is copied twice. The few rows
-            # alone may be in another, in which PyTorch would join all of them many times slower.
-            seen = seen.transpose(1, 2).contiguous()
-            return torch.cat([seen, output.transpose(1, 2)], dim=1).transpose(1, 2)
+        reason = state.dense.get((self.number, "attention"))
+        with shared.recorder.watch(self.number, "attention", reason) as entry:
+            if reason is not None:
+                return self._in_full(state, unpatched, inputs, entry)
+            entry.action = shared.layer_action(state, self.number, "attention")
+            attend = partial(self._attend, state, entry)
+            if layout.full_attention_rows:
+                in_full = partial(self._in_full, state, unpatched, may_round=False)
+                return around_full_attention_rows(inputs, layout, attend, in_full)
+            if layout.padding_rows:
+                return around_padding_rows(inputs, layout, attend)
+            return attend(inputs)
+
+    def _attend(
+        self,
+        state: StepState,
+        entry: LayerRecord,
+        inputs: AttentionInputs,
+    ) -> torch.Tensor:
+        """Attention ``[B, H, N, D]`` by the layer's action, which may use and change its cache."""
+        caches = self._shared.caches
+        config = self._shared.config
+        in_fp8 = config.attention.in_fp8
+        action = entry.action
+        if action is not Action.SPARSE:
+            inputs = inputs.received()
+        choices = self._choices(inputs)
+        entry.backend = _backend_name(choices, action, in_fp8)
+        source: ColumnSource | None = None
+        if action is Action.REFRESH:  # read before this branch's cache takes a slot
+            source = self._column_source(state, inputs)
+        reads = caches.reads["attention", action]
+        ahead = caches.reads["attention", state.action]
+        with caches.acquire(state.branch, self.number, "attention", reads, ahead) as cache:
+            if action is Action.SPARSE:
+                entry.computed = cache.kept_fraction
+                return sparse_step(cache.refreshed(), inputs, config=config)
+            if source is None:
+                return dense_step(cache, inputs, in_fp8=in_fp8)
+            if not isinstance(source, ChosenHere):
+                entry.backend = _backend_name(choices, Action.DENSE, in_fp8)
+            return self._refresh(state, cache, inputs, source)
 
     def _choices(self, inputs: AttentionInputs) -> Mapping[str, Choice]:
         config = self._shared.config
@@ -149,17 +152,19 @@ class AttentionLayer:
             ),
         )
 
-    def _unrecorded(
+    def _in_full(
         self,
         state: StepState,
-        inputs: AttentionInputs,
         unpatched: Unpatched,
-        *,
-        in_fp8: bool,
+        inputs: AttentionInputs,
         entry: LayerRecord | None = None,
+        *,
+        may_round: bool = True,  # False for rows that are never sparse: they stay in 16 bits
     ) -> torch.Tensor:
-        """Full attention of which nothing is kept: the model's own, in 8 bits, or a faster one."""
+        """Full attention that records nothing: the model's own, in 8 bits, or a faster one."""
+        inputs = inputs.received()
         if state.replaces_attention:
+            in_fp8 = may_round and self._shared.config.attention.in_fp8
             choices = self._choices(inputs)  # which reports them
             # The library's kernels are what the model calls itself.
             if in_fp8 or choices["dense_attention"].backend.name == "gluon":
@@ -168,93 +173,73 @@ class AttentionLayer:
                 return inputs.attend(in_fp8=in_fp8)[0]
         return unpatched(*inputs.tensors, inputs.scale)
 
-    def _decide(self, state: StepState) -> Action:
-        """Return the layer's action: a fuller one where a block cache passed over it, say."""
-        shared = self._shared
-        branch = state.branch
-        caches = shared.caches
-        recorder = shared.recorder
-        if not caches.has(branch, self.number, "lse"):
-            return recorder.catch_up(self.number, "attention", Action.DENSE)
-        if state.action is not Action.SPARSE:
-            return state.action
-        behind = self._refreshed_at.get(branch, -1) < state.refreshed_at
-        if behind or not caches.has(branch, self.number, "columns"):
-            return recorder.catch_up(self.number, "attention", Action.REFRESH)
-        return Action.SPARSE
+    def _column_source(self, state: StepState, inputs: AttentionInputs) -> ColumnSource:
+        """Return where this refresh gets its columns.
 
-    def _columns_of_another_branch(
-        self,
-        state: StepState,
-        inputs: AttentionInputs,
-        budget: AttentionBudget,
-    ) -> tuple[Columns | None, AttentionBudget]:
-        """Return what gives the packed columns that another branch chose now; and the budget."""
+        Where guidance branches are calls of their own, the first of a step chooses for all.
+        """
+        shared = self._shared
         query = inputs.query
-        elsewhere = self._shared.columns
-        size = self._shared.config.block_size
-        if elsewhere is not None and state.action is Action.REFRESH:  # not one that catches up
-            blocks = block_count(query.shape[2], size)
-            shape = (*query.shape[:2], blocks, -(-inputs.key.shape[2] // 8))
-            given = elsewhere.given
-            return ((lambda: elsewhere.take(shape, query.device)) if given else None), budget
-        chosen = self._chosen
-        caches = self._shared.caches
-        if chosen is None or chosen.step != state.context.step:
-            return None, budget
-        alike = chosen.plan == state.plan
-        if not alike and not fits(chosen.plan, state.plan, self.number):
-            return None, budget
-        if chosen.branch == state.branch or not caches.has(chosen.branch, self.number, "columns"):
-            return None, budget
-        kinds = frozenset({"columns"})
-        none = frozenset[str]()
-        with caches.acquire(chosen.branch, self.number, "attention", kinds, none) as cache:
-            assert cache.columns is not None
-            if alike:
-                columns = cache.columns.clone()  # stored and freed by itself
-                return (lambda: columns), budget
-            layout = chosen.plan.layout
-            static = budget.static_columns
-            columns = columns_of(cache.columns, layout, state.plan.layout, size, static)
-        # Room for the columns of the other, with this branch's text in the place of the other's.
-        most = chosen.most_columns - layout.text_tokens + budget.static_count
-        return (lambda: columns), replace(budget, keep_count=most)
+        columns = inputs.key.shape[2]
+        budget = state.budgets.of(self.number, state.plan, inputs.key.device)
+        if inputs.key.device.type not in READY_DEVICES:
+            budget = budget.without_waiting(columns)
+        others = shared.columns
+        if others is not None and state.action is Action.REFRESH:  # not a raised action
+            if not others.given:
+                return ChosenHere(budget, others)
+            blocks = block_count(query.shape[2], shared.config.block_size)
+            shape = (*query.shape[:2], blocks, -(-columns // 8))
+            return OfProcess(budget, others, shape, query.device)
+        last = self._last_choice
+        if last is None or last.step != state.context.step or last.branch == state.branch:
+            return ChosenHere(budget)
+        is_same_plan = last.plan == state.plan
+        if not is_same_plan and not fits(last.plan, state.plan, self.number):
+            return ChosenHere(budget)
+        if not shared.caches.has(last.branch, self.number, Kept.COLUMNS):
+            return ChosenHere(budget)
+        with shared.caches.acquire(
+            last.branch,
+            self.number,
+            "attention",
+            frozenset({Kept.COLUMNS}),
+            frozenset(),
+        ) as cache:
+            bitmask = cache.selected()
+            if is_same_plan:
+                return OfBranch(budget, bitmask.clone())  # stored and freed by itself
+            bitmask = columns_of(
+                bitmask,
+                last.plan.layout,
+                state.plan.layout,
+                shared.config.block_size,
+                budget.static_columns,
+            )
+        # Room for the other's columns, with this branch's text instead of the other's.
+        most = last.most_columns - last.plan.layout.text_tokens + budget.static_count
+        budget = replace(budget, keep_count=most)
+        if budget.capacity is not None:
+            budget = budget.without_waiting(columns)
+        return OfBranch(budget, bitmask)
 
     def _refresh(
         self,
         state: StepState,
         cache: AttentionCache,
         inputs: AttentionInputs,
-        budget: AttentionBudget,
-        columns: Columns | None,
+        source: ColumnSource,
     ) -> torch.Tensor:
         shared = self._shared
         step = state.context.step
-        key = inputs.key
-        if key.device.type not in READY_DEVICES:
-            budget = budget.without_waiting(key.shape[2])
-        elsewhere = shared.columns if state.action is Action.REFRESH else None
-        give = None if elsewhere is None else elsewhere.give
-        kinds = shared.caches.reads["attention", Action.SPARSE]
-        with shared.kept_in_place(state.branch, cache, kinds):
-            output = refresh_step(
-                cache,
-                inputs,
-                config=shared.config,
-                budget=budget,
-                columns=columns,
-                give=give,
-            )
-        if columns is None:
-            self._chosen = _Choice(step, state.branch, state.plan, budget.most_columns)
-        self._refreshed_at[state.branch] = step
+        reads = shared.caches.reads["attention", Action.SPARSE]
+        with shared.kept_in_place(state.branch, cache, reads):
+            output = refresh_step(cache, inputs, config=shared.config, source=source)
+        if isinstance(source, ChosenHere):
+            most = source.budget.most_columns
+            self._last_choice = _LastChoice(step, state.branch, state.plan, most)
+        cache.refreshed_at = step
         return output
-
-
-def _receive(turns: HeadTurns | None) -> None:
-    if turns is not None:
-        turns.receive()
 
 
 def backend_choices(
@@ -305,61 +290,66 @@ def refresh_step(
     inputs: AttentionInputs,
     *,
     config: SparsityConfig,
-    budget: AttentionBudget,
-    columns: Columns | None = None,
-    give: Callable[[torch.Tensor], None] | None = None,
+    source: ColumnSource,
 ) -> torch.Tensor:
-    """Full attention; chooses the columns by their sums and fills the residual cache.
+    """Full attention ``[B, H, N, D]``; selects columns and fills the residual cache.
 
-    Columns that were chosen elsewhere, packed as in ``cache.columns``, are kept as they are. That
-    takes no sums, so the fastest library kernel computes the attention; they are asked for behind
-    it, since they may still be on their way from another process. Columns that are chosen here are
-    given away at once.
+    Columns that another branch chose take no sums, so the fastest library kernel computes the
+    attention. They are asked for after it, since they may still be on their way from another
+    process. Columns that are chosen here are handed on at once.
 
     The column sums are weighed with the LSE of the previous dense step (``cache.lse``). Where the
     budget has no capacity, the host waits once for the length of the longest list
     (``cache.capacity``). Where it has one, lists end there: those of blocks whose column sums are
     NaN, which keep every column.
     """
-    if columns is None:
-        output = _choose_columns(cache, inputs, config=config, budget=budget)
-        if give is not None:
-            assert cache.columns is not None
-            give(cache.columns)
+    if isinstance(source, ChosenHere):
+        chosen = _choose_columns(
+            cache.after_dense(),
+            inputs,
+            config=config,
+            budget=source.budget,
+        )
+        output = chosen.output
+        cache.lse = chosen.lse
+        cache.columns = columns = chosen.columns
+        source.hand_on(columns)
     else:
         output = dense_step(cache, inputs, in_fp8=config.attention.in_fp8)
-        cache.columns = columns()
-    cache.capacity = budget.capacity
-    record_residual(cache, output, inputs, config=config)
+        cache.columns = columns = source.take()
+    record_residual(
+        cache,
+        output,
+        inputs,
+        columns,
+        config=config,
+        capacity=source.budget.capacity,
+    )
     return output
 
 
 def record_residual(
     cache: AttentionCache,
-    output: torch.Tensor,
+    output: torch.Tensor,  # `[B, H, N, D]`, of full attention
     inputs: AttentionInputs,
+    columns: torch.Tensor,  # bitmask, uint8 `[B, H, G, ceil(M / 8)]`
     *,
     config: SparsityConfig,
+    capacity: int | None,  # of index lists; None: as the longest needs, for which the host waits
 ) -> None:
-    """Fills the residual cache and makes lists of the columns.
-
-    ``cache.columns`` must be those of the output ``[B, H, N, D]``.
-    """
-    assert cache.columns is not None
-    columns = inputs.key.shape[2]
-    indices, counts = packed_to_indices(
-        cache.columns,
-        columns,
-        capacity=cache.capacity,
-        backend=inputs.backend,
+    """Fills the residual cache and makes index lists of the columns."""
+    tokens = inputs.key.shape[2]
+    lists = IndexLists(
+        *packed_to_indices(columns, tokens, capacity=capacity, backend=inputs.backend),
     )
-    cache.capacity = indices.shape[-1]
-    cache.lists = (indices, counts) if indices.nbytes <= LISTS_BYTES else None
-    cache.kept_fraction = counts.float().mean() / columns
+    most_bytes = Kept.LISTS.most_bytes
+    is_small = most_bytes is None or lists.indices.nbytes <= most_bytes
+    cache.capacity = lists.indices.shape[-1]
+    cache.lists = lists if is_small else None
+    cache.kept_fraction = lists.counts.float().mean() / tokens
     call = ColumnSparseAttention(
         *inputs.tensors,
-        indices,
-        counts,
+        *lists,
         block_size_q=config.block_size,
         scale=inputs.scale,
         backend=inputs.backend,
@@ -373,19 +363,24 @@ def record_residual(
     cache.residual = residual
 
 
+class _Chosen(NamedTuple):
+    output: torch.Tensor  # of full attention, `[B, H, N, D]`
+    lse: torch.Tensor  # its log-sum-exp, float32 `[B, H, N]`
+    columns: torch.Tensor  # bitmask, uint8 `[B, H, G, ceil(M / 8)]`
+
+
 def _choose_columns(
-    cache: AttentionCache,
+    lse_previous: torch.Tensor,  # of the last dense or refresh step, float32 `[B, H, N]`
     inputs: AttentionInputs,
     *,
     config: SparsityConfig,
     budget: AttentionBudget,
-) -> torch.Tensor:
-    """Full attention with column sums; records the LSE and the columns chosen.
+) -> _Chosen:
+    """Full attention with column sums, and the columns chosen by them.
 
     Goes over as many heads at a time as `COLUMN_SUMS_BYTES` allows for their column sums.
     Guidance branches in one batch keep the same columns, chosen by what they sum to together.
     """
-    assert cache.lse is not None
     query = inputs.query
     backend = inputs.backend
     batch, heads, tokens, _ = query.shape
@@ -395,22 +390,21 @@ def _choose_columns(
     chunks = list(ranges(heads, head_bytes, COLUMN_SUMS_BYTES))
     rounded = inputs.rounded() if config.attention.in_fp8 else None
 
-    def attend(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        assert cache.lse is not None
-        lse_previous = cache.lse[:, first:last]
+    def attend(first: int, last: int) -> _Chosen:
+        lse_of_heads = lse_previous[:, first:last]
         column_sums: torch.Tensor | None
         if rounded is not None:
             output, lse, column_sums = fp8_dense_attention(
                 rounded.heads(first, last),
-                lse_previous=lse_previous,
+                lse_previous=lse_of_heads,
                 block_size_q=config.block_size,
                 backend=backend,
             )
-            assert column_sums is not None
+            assert column_sums is not None  # None only without `lse_previous`
         else:
             output, lse, column_sums = dense_attention_column_sums(
                 *inputs.of_heads(slice(first, last)).tensors,
-                lse_previous,
+                lse_of_heads,
                 block_size_q=config.block_size,
                 scale=inputs.scale,
                 backend=backend,
@@ -425,60 +419,51 @@ def _choose_columns(
         )
         if budget.branches > 1:
             chosen = chosen.repeat(budget.branches, 1, 1, 1)
-        return output, lse, chosen
+        return _Chosen(output, lse, chosen)
 
     if len(chunks) == 1:
-        output, cache.lse, cache.columns = attend(0, heads)
-        return output
+        return attend(0, heads)
     output = torch.empty_like(query)
-    lse = torch.empty_like(cache.lse)
+    lse = torch.empty_like(lse_previous)
     packed = query.new_empty((batch, heads, blocks, -(-columns // 8)), dtype=torch.uint8)
     for first, last in chunks:
         part = slice(first, last)
         output[:, part], lse[:, part], packed[:, part] = attend(first, last)
-    cache.lse = lse
-    cache.columns = packed
-    return output
+    return _Chosen(output, lse, packed)
 
 
 def sparse_step(
-    cache: AttentionCache,
+    cache: RefreshedAttention,
     inputs: AttentionInputs,
     *,
     config: SparsityConfig,
-    turns: HeadTurns | None = None,
 ) -> torch.Tensor:
-    """Attention over the kept columns only, combined with the residual cache.
+    """Attention over the selected columns only, combined with the residual cache.
 
-    The host does not wait for a GPU: the length of the lists is known from the refresh. Where heads
-    come in ``turns``, they are computed so, and the result is what those make of it.
+    The host does not wait for a GPU: the length of the lists is known from the refresh. Heads that
+    come in chunks are computed chunk by chunk, and the result is what the chunks make of it.
     """
-    if cache.lists is None:
-        assert cache.columns is not None
-        assert cache.capacity is not None
-        indices, counts = packed_to_indices(
-            cache.columns,
-            inputs.key.shape[2],
-            capacity=cache.capacity,
-            backend=inputs.backend,
-        )
-    else:
-        indices, counts = cache.lists
+    lists = cache.lists or packed_to_indices(
+        cache.columns,
+        inputs.key.shape[2],
+        capacity=cache.capacity,
+        backend=inputs.backend,
+    )
+    chunks = inputs.chunks
     call = ColumnSparseAttention(
         *inputs.tensors,
-        indices,
-        counts,
+        *lists,
         block_size_q=config.block_size,
         scale=inputs.scale,
         residual=cache.residual,
         residual_scale=cache.residual_scale,
-        shares_device=turns is not None,
+        shares_device=chunks is not None,
         backend=inputs.backend,
     )
-    if turns is None:
+    if chunks is None:
         return column_sparse_attention.run(_with_means(call, config))
     # A head has no means before it is there.
-    return turns.attend(
+    return chunks.attend(
         lambda heads: column_sparse_attention.run(_with_means(call.of_heads(heads), config)),
     )
 
@@ -486,7 +471,7 @@ def sparse_step(
 def _with_means(call: ColumnSparseAttention, config: SparsityConfig) -> ColumnSparseAttention:
     """The new call, given the mean columns of its keys and values where the config wants them.
 
-    Lists with room for every column have none, so that attention which keeps all of them is exact.
+    There are none where lists have room for every column: attention to all of them is exact.
     """
     if config.attention.delta_rule == "means" and call.indices.shape[3] < call.key.shape[2]:
         call.mean_key, call.mean_value = block_means(call.key), block_means(call.value)

@@ -1,6 +1,6 @@
-"""The columns that a layer keeps at a refresh: so many by score, some in any case.
+"""The number of columns that a layer keeps at a refresh, by score, and the static ones.
 
-Those in any case are the text's, and those that the user names as bits of the host.
+Static columns are always kept: the text's, and columns that the user names as bits of the host.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ StaticColumns = bitarray | np.ndarray | torch.Tensor | Sequence[bool]
 
 @dataclass(frozen=True)
 class AttentionBudget:
-    """The number of columns that a refresh keeps for each query block."""
+    """The number of columns that a refresh keeps for each query block, static ones included."""
 
     keep_count: int  # columns kept by score, static ones included
     static_columns: torch.Tensor | None  # bool `[N]` of columns that are always kept, or None
     static_count: int = 0  # how many static columns there are
-    # Entries that the lists of columns get; None for as many as the longest needs, for which the
-    # host waits.
+    # Entries of an index list; None for as many as the longest needs, for which the host waits.
     capacity: int | None = None
     branches: int = 1  # guidance branches that the batch holds, which keep the same columns
 

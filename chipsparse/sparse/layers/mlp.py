@@ -17,9 +17,9 @@ from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_sele
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, sparse_mlp_up
 from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous
-from chipsparse.sparse.cache.tensors import MLPCache
+from chipsparse.sparse.cache.tensors import MLPCache, RefreshedMLP
 from chipsparse.sparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
-from chipsparse.sparse.layers.state import Shared, StepState, split_exact_rows
+from chipsparse.sparse.layers.state import Shared, StepState, split_full_attention_rows
 from chipsparse.sparse.plan import Action
 
 Addend = Callable[[], torch.Tensor]  # computes another summand of a layer's result
@@ -36,7 +36,6 @@ class MLPLayer:
         self._dense = partial(dense_step, block_size=size, backend=backend)
         self._sparse = partial(sparse_step, block_size=size, backend=backend)
         self._backend_choices = partial(backend_choices, block_size=size, backend=backend)
-        self._refreshed_at: dict[str, int] = {}  # step of the last refresh, by branch
 
     def __call__(
         self,
@@ -48,9 +47,9 @@ class MLPLayer:
     ) -> torch.Tensor:
         """The layer as the open call wants it, plus what is to be added to it.
 
-        Rows that the layout wants exact are computed in full. ``addend`` computes another summand
-        of the result ``[B, N, C]`` where no rows are exact; it is not cached and may be
-        overwritten. Outside a transformer call there is no state.
+        Takes hidden states ``[B, N, C]`` and gives the like. The layout's full-attention rows are
+        computed in full. ``addend`` computes another summand of the result where there are none; it
+        is not cached and may be overwritten. Outside a transformer call there is no state.
         """
         if state is None or not state.caching:
             return self._dense(None, hidden, weights, addend=addend)
@@ -60,34 +59,43 @@ class MLPLayer:
         with shared.recorder.watch(self.number, "mlp", dense) as entry:
             if entry.reason is not None:
                 return self._dense(None, hidden, weights, addend=addend)
-            exact = None
+            full_rows = None
             if layout.kind(self.number).mlp_sees_text:
-                hidden, exact = split_exact_rows(hidden, layout, 1)
-            assert exact is None or addend is None
-            entry.action = self._decide(state)
-            kinds = shared.caches.reads["mlp", entry.action]
-            with shared.caches.acquire(state.branch, self.number, "mlp", kinds) as cache:
+                hidden, full_rows = split_full_attention_rows(hidden, layout, 1)
+            assert full_rows is None or addend is None
+            entry.action = shared.layer_action(state, self.number, "mlp")
+            reads = shared.caches.reads["mlp", entry.action]
+            with shared.caches.acquire(state.branch, self.number, "mlp", reads) as cache:
                 if entry.action is not Action.SPARSE:
                     entry.backend = shared.backend or "library"
-                    kinds = shared.caches.reads["mlp", Action.SPARSE]
-                    with shared.kept_in_place(state.branch, cache, kinds):
+                    reads = shared.caches.reads["mlp", Action.SPARSE]
+                    with shared.kept_in_place(state.branch, cache, reads):
                         output = self._dense(cache, hidden, weights, addend=addend)
+                    if entry.action is Action.REFRESH:
+                        cache.refreshed_at = state.context.step
                 else:
+                    refreshed = cache.refreshed()
                     read = weights.read(hidden.dtype, backend=shared.backend)
-                    choices = self._choices(cache, hidden, weights, read)
+                    choices = self._choices(refreshed, hidden, weights, read)
                     operations = ("sparse_mlp_up", "sparse_mlp_down")
                     names = [choices[operation].backend.name for operation in operations]
                     entry.backend = "+".join(dict.fromkeys(names))
                     keep_count = state.plan.mlp_keep_count(self.number)
                     entry.computed = keep_count / read.up.shape[0]
-                    output = self._sparse(cache, hidden, read, keep_count=keep_count, addend=addend)
-            if exact is None:
+                    output = self._sparse(
+                        refreshed,
+                        hidden,
+                        read,
+                        keep_count=keep_count,
+                        addend=addend,
+                    )
+            if full_rows is None:
                 return output
-            return torch.cat([self._dense(None, exact, weights), output], dim=1)
+            return torch.cat([self._dense(None, full_rows, weights), output], dim=1)
 
     def _choices(
         self,
-        cache: MLPCache,
+        cache: RefreshedMLP,
         hidden: torch.Tensor,
         weights: MLPWeights | Fp8MLPWeights,
         read: MLPWeights,
@@ -101,21 +109,9 @@ class MLPLayer:
             },
         )
 
-    def _decide(self, state: StepState) -> Action:
-        """The step's action, or a fuller one where the layer was passed over."""
-        shared = self._shared
-        action = state.action
-        empty = not shared.caches.has(state.branch, self.number, "activation")
-        behind = empty or self._refreshed_at.get(state.branch, -1) < state.refreshed_at
-        if action is Action.SPARSE and behind:
-            action = shared.recorder.catch_up(self.number, "mlp", Action.REFRESH)
-        if action is Action.REFRESH:
-            self._refreshed_at[state.branch] = state.context.step
-        return action
-
 
 def backend_choices(
-    cache: MLPCache,
+    cache: RefreshedMLP,
     hidden: torch.Tensor,
     weights: MLPWeights,
     *,
@@ -132,7 +128,7 @@ def backend_choices(
             cache.activation,
             backend=backend,
         ),
-        # Of a delta, dtype and device decide: those of hidden.
+        # Dtype and device of the delta decide, which are those of hidden.
         "sparse_mlp_down": sparse_mlp_down.choose(
             hidden,
             weights.down,
@@ -227,7 +223,7 @@ def _add_second_linear(
 
 
 def sparse_step(
-    cache: MLPCache,
+    cache: RefreshedMLP,
     hidden: torch.Tensor,
     weights: MLPWeights,
     *,
@@ -240,9 +236,6 @@ def sparse_step(
 
     An ``addend`` ``[B, N, C]`` is added to the result, but not to the cache.
     """
-    assert cache.activation is not None
-    assert cache.output is not None
-    assert cache.mean is not None
     summand = None if addend is None else addend()
     first_layer = weights.first_layer(hidden, block_size, backend)
     neurons = neuron_selection(**first_layer, mean_cache=cache.mean, keep_count=keep_count)

@@ -115,8 +115,7 @@ class Fp8MLPWeights:
         up = self.linear(hidden, self.up, self.up_bias)
         if self.gate == "none":
             return activate(up, self.activation)
-        if self.gate == "apart":
-            assert self.gate_weight is not None
+        if self.gate_weight is not None:  # the gate is "apart"
             gate = self.linear(hidden, self.gate_weight, self.gate_bias)
         else:
             up, gate = up.chunk(2, dim=-1)
@@ -131,8 +130,8 @@ class Fp8MLPWeights:
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
         """Return the weights in a type that the sparse kernels read, laid out for them.
 
-        They are made anew for every call: to read and write a weight once takes little beside what
-        many tokens compute with it, and kernels of 16-bit numbers are the fastest there are.
+        They are computed again in every call: to read and write a weight once takes little compared
+        with what many tokens compute with it, and kernels of 16-bit numbers are the fastest.
         """
 
         def read(weight: torch.Tensor, *, turned: bool = False) -> torch.Tensor:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from chipsparse.config import LayerPart, SparsityConfig
+from chipsparse.config import LayerPart, Part, SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import BranchColumns
@@ -17,25 +16,28 @@ from chipsparse.report.generation import StepRecord
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache.store import CacheStore
+from chipsparse.sparse.cache.tensors import Kept, PartCache
 from chipsparse.sparse.layers.column_budget import ColumnBudgets
 from chipsparse.sparse.plan import Action, SparsityPlan
 
 
-def split_exact_rows(
+def split_full_attention_rows(
     tensor: torch.Tensor,
     layout: ModelLayout,
     dim: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the rows that may run sparse and those before them that never do, as views.
 
-    The tensor has the rows of the sequence along ``dim``, which is not negative. Of those that
-    never run sparse, the ones farthest from the others may be missing.
+    The tensor has the rows of the sequence along ``dim``, which is not negative. The first rows,
+    which never run sparse, may be missing. None: all are.
     """
-    rows = len(layout.query_rows) if layout.exact_rows else tensor.shape[dim]
-    exact = tensor.shape[dim] - rows
-    if exact == 0:
+    if not layout.full_attention_rows:
         return tensor, None
-    return tensor.narrow(dim, exact, rows), tensor.narrow(dim, 0, exact)
+    rows = len(layout.query_rows)
+    in_full = tensor.shape[dim] - rows
+    if in_full == 0:
+        return tensor, None
+    return tensor.narrow(dim, in_full, rows), tensor.narrow(dim, 0, in_full)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,26 @@ class StepState:
 
     @property
     def branch(self) -> str:
+        """The name of the call's guidance branch."""
         return self.context.branch
+
+    def layer_action(self, layer: int, part: Part, caches: CacheStore) -> Action:
+        """Return a layer's action: the call's, raised where the layer's cache lacks its inputs.
+
+        So it is where a block cache passed over the layer at the branch's last refresh. The cache
+        may be empty then, or of an earlier refresh.
+        """
+        action = self.action
+        if action is Action.SPARSE:
+            refreshed_at = caches.part(self.branch, layer, part).refreshed_at
+            is_stale = refreshed_at < max(self.refreshed_at, 0)
+            if not is_stale:
+                return action
+            action = Action.REFRESH
+        reads_lse = part == Kept.LSE.part and action is Action.REFRESH
+        if reads_lse and not caches.has(self.branch, layer, Kept.LSE):
+            return Action.DENSE
+        return action
 
 
 @dataclass(frozen=True)
@@ -71,9 +92,9 @@ class Shared:
     config: SparsityConfig  # what to compute
     recorder: CallRecorder  # notes what layers do in the open call
     caches: CacheStore  # of all layers
-    # Around what records a cache's tensors of these kinds anew for a branch: they stay where a
-    # captured sparse step reads them.
-    kept_in_place: Callable[[str, Any, Collection[str]], AbstractContextManager[None]]
+    # Around what records these tensors of a branch's cache anew: they stay where a captured sparse
+    # step reads them.
+    kept_in_place: Callable[[str, PartCache, Collection[Kept]], AbstractContextManager[None]]
     kernels: FastestKernel  # the fastest library kernel for dense attention
     columns: BranchColumns | None = None  # of guidance branches on other processes
 
@@ -81,3 +102,10 @@ class Shared:
     def backend(self) -> str | None:
         """The kernel backend that the config forces, or None."""
         return None if self.config.backend == "auto" else self.config.backend
+
+    def layer_action(self, state: StepState, layer: int, part: Part) -> Action:
+        """Return a layer's action; report where it is fuller than the call's."""
+        action = state.layer_action(layer, part, self.caches)
+        if action is not state.action:
+            self.recorder.catch_up(layer, part, action)
+        return action

@@ -196,7 +196,7 @@ def test_the_cost_is_the_same_for_all_branches_processes_and_samples():
         replace(layout, text_tokens=512),
         replace(layout, batch=2, samples=(0, 1)),
         replace(layout, share=replace(layout.own, heads=3, tokens=9)),
-        replace(layout, rows_before=5),
+        replace(layout, padding_rows=5),
     )
     costs = {sparse_cost(IMAGES["fast"], each) for each in (layout, *others)}
     assert len(costs) == 1

@@ -12,6 +12,7 @@ from chipsparse.config import PARTS
 from chipsparse.report.generation import GenerationReport, StepTimer
 from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache.placement import Placement
+from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.cost_model.layer_times import Rates
 from chipsparse.sparse.plan import Action
 from chipsparse.sparse.session import Session
@@ -69,10 +70,9 @@ def test_every_layer_of_every_call_is_recorded():
 def test_bytes_of_each_layer_are_those_of_the_plan():
     session = session_with(BUDGETS | HOSTED)
     generate(session)
-    places = session._pool._opened.places.items()
     held = {
-        (layer, part): {kind: form.nbytes for kind, form in place.forms.items()}
-        for (_, layer, part), place in places
+        (layer, part): {kept: form.nbytes for kept, form in home.forms.items()}
+        for (_, layer, part), home in session._pool._opened.homes.items()
     }
     placement = Placement(host=held)  # as planned, without the room left for padding
     taken = set()
@@ -80,7 +80,8 @@ def test_bytes_of_each_layer_are_those_of_the_plan():
         for entry in record.layers:
             expected = placement.moved(session.config, entry.layer, entry.part, record.action)
             if (entry.part, entry.action, record.branch) == ("attention", Action.REFRESH, "uncond"):
-                columns = held[entry.layer, "attention"]["columns"]  # which the other branch chose
+                # Columns that the other branch chose.
+                columns = held[entry.layer, "attention"][Kept.COLUMNS]
                 expected = expected[0] + columns, expected[1]
             assert (entry.bytes_to_device, entry.bytes_to_host) == expected
             taken.add(record.action)

@@ -14,6 +14,7 @@ from chipsparse.report.generation import GenerationReport
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
+from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.plan import Action
 from chipsparse.sparse.session import Session
 from tests.chipsparse.sparse import sessions
@@ -202,8 +203,8 @@ def test_no_conditions_are_kept_after_the_last_step():
 
 def masks_of(session, branch, layout):
     """Which columns of layer 0 are kept: those of the video, and those of the text."""
-    kinds = frozenset({"columns"})
-    with session._caches.acquire(branch, 0, "attention", kinds, frozenset()) as cache:
+    read = frozenset({Kept.COLUMNS})
+    with session._caches.acquire(branch, 0, "attention", read, frozenset()) as cache:
         mask = unpack_mask(cache.columns, layout.tokens)
     parts = mask.split([layout.text_tokens, 60][:: 1 if layout.text_first else -1], dim=-1)
     return parts[layout.text_first], parts[not layout.text_first]
@@ -244,7 +245,7 @@ def test_branches_keep_the_columns_that_the_first_of_them_chose(
             one_call(session, step, branch, layout, layers=2)
             # Images start at row 4 of a block, and at row 40 + 12.
             before = 12 if text_first and branch == "uncond" else 0
-            assert session.plan.layout == replace(layout, rows_before=before)
+            assert session.plan.layout == replace(layout, padding_rows=before)
     actions = [record.action.value for record in session.report.steps[::2]]
     assert actions == ["dense", "refresh", "sparse", "refresh"]
     assert choices == ["cond"] * 4
@@ -276,7 +277,7 @@ def test_columns_of_a_prompt_before_are_not_kept_any_more(offload):
             bytes_kept.append(session.cache_bytes())
             if step == 2:
                 caches = session._caches
-                kept.append({key for key in list(caches) if caches.has(*key, "columns")})
+                kept.append({key for key in list(caches) if caches.has(*key, Kept.COLUMNS)})
             for layer in range(LAYOUT.layers):
                 attend(session, layer, *torch.randn(3, 1, 2, 60, 8))
             session.end(torch.zeros(1))

@@ -10,7 +10,7 @@ from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache import memory_plan
 from chipsparse.sparse.cache.memory_plan import cache_needs, working_bytes
 from chipsparse.sparse.cache.placement import SLOTS, Capacity
-from chipsparse.sparse.cache.tensors import KINDS
+from chipsparse.sparse.cache.tensors import PLACED, Kept
 from chipsparse.sparse.plan import Action, SparsityPlan
 from tests.chipsparse.sparse import sessions
 from tests.chipsparse.sparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
@@ -114,19 +114,19 @@ def test_each_sparse_call_brings_every_tensor_that_it_reads_once_and_before_it_i
     pool = session._pool
     load = pool.load
 
-    def watched(key, kinds):
+    def watched(key, wanted):
         if session.state.action is Action.SPARSE:
             slots = [slot for slot in pool._opened.slots[key[2]] if slot.key == key]
-            stored = {kind for kind in kinds if pool.has(key, kind)}
+            stored = {kept for kept in wanted if pool.has(key, kept)}
             late.extend([] if slots and stored <= slots[0].loaded else [key])
-        return load(key, kinds)
+        return load(key, wanted)
 
     monkeypatch.setattr(pool, "load", watched)
     generate(session)
     assert late == []
     plan = SparsityPlan(session.config, layout_of(), len(sessions.ACTIONS))
     needs = cache_needs(plan, dtype=torch.float32)
-    nbytes = sum(size for need in needs for kind, size in need.sizes.items() if kind != "lse")
+    nbytes = sum(size for need in needs for kept, size in need.sizes.items() if kept != Kept.LSE)
     for record in session.report.steps:
         if record.action is Action.SPARSE:
             # Activations are planned with their rows padded to 8.
@@ -143,7 +143,9 @@ def test_a_refresh_brings_log_sum_exps_and_the_columns_of_the_other_branch_once(
     generate(session, steps=2)
     plan = SparsityPlan(session.config, layout_of(), TOTAL)
     needs = cache_needs(plan, dtype=torch.float32)
-    lse, columns = (sum(need.sizes.get(kind, 0) for need in needs) for kind in ("lse", "columns"))
+    lse, columns = (
+        sum(need.sizes.get(kept, 0) for need in needs) for kept in (Kept.LSE, Kept.COLUMNS)
+    )
     first, second = (record for record in session.report.steps if record.action is Action.REFRESH)
     assert (first.branch, first.bytes_to_device) == ("cond", lse)
     assert (second.branch, second.bytes_to_device) == ("uncond", lse + columns)
@@ -176,14 +178,14 @@ def test_the_planned_bytes_are_the_bytes_that_are_kept(batch, overrides):
     placed = placement_of(session, "cond").device
     for branch, layer in session._caches:
         cache = session._caches[branch, layer]
-        for name, kind in KINDS.items():
-            tensor = getattr(getattr(cache, kind.part), name)
+        for kept in PLACED:
+            tensor = getattr(getattr(cache, kept.part), kept.field)
             if tensor is not None:
-                planned = placed[layer, kind.part][name]
-                padding = planned // 8 if name == "activation" else 0
-                assert planned - padding <= tensor.nbytes <= planned, name
-                seen.add((layer, name))
-    assert seen == {(layer, kind) for (layer, _), kinds in placed.items() for kind in kinds}
+                planned = placed[layer, kept.part][kept]
+                padding = planned // 8 if kept is Kept.ACTIVATION else 0
+                assert planned - padding <= tensor.nbytes <= planned, kept
+                seen.add((layer, kept))
+    assert seen == {(layer, kept) for (layer, _), sizes in placed.items() for kept in sizes}
 
 
 def placement_of(session, branch):
@@ -208,9 +210,9 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_another_generation(
     layouts = {"cond": layout_of(text_tokens=7), "uncond": layout_of()}
     free = share * wanted(layout=layouts["cond"])
 
-    def available(*args, promised, held, reserve=None, **kwargs):
+    def available(*args, reserved, held, reserve=None, **kwargs):
         left = free - held
-        return Capacity(int(left - left * (0.06 if reserve is None else reserve) - promised), 0)
+        return Capacity(int(left - left * (0.06 if reserve is None else reserve) - reserved), 0)
 
     with_available(monkeypatch, available)
     session = session_with()
@@ -254,8 +256,8 @@ def test_a_later_branch_is_told_what_the_others_have_and_will_take(monkeypatch):
     plan = SparsityPlan(config, layout_of(), len(sessions.ACTIONS))
     told = []
 
-    def available(*args, working, promised, held, **kwargs):
-        told.append((working, promised, held))
+    def available(*args, working, reserved, held, **kwargs):
+        told.append((working, reserved, held))
         return Capacity(1 << 40, 0)
 
     monkeypatch.setattr(chipsparse.sparse.cache.store, "available", available)
@@ -283,11 +285,11 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
     memory = session._pool.host
 
     def on_device():
-        slots = SLOTS * sum(sum(kinds.values()) for kinds in session._pool.slots.values())
+        slots = SLOTS * sum(sum(sizes.values()) for sizes in session._pool.slots.values())
         return session.cache_bytes() - session._pool.stored_bytes + slots
 
-    def available(*args, promised, **kwargs):
-        return Capacity(device - on_device() - promised, host - memory.lent_bytes)
+    def available(*args, reserved, **kwargs):
+        return Capacity(device - on_device() - reserved, host - memory.lent_bytes)
 
     with_available(monkeypatch, available)
     for step in range(5):

@@ -6,6 +6,7 @@ import pytest
 import chipsparse
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.report.generation import GenerationReport
+from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.layers.column_budget import static_bits
 from chipsparse.sparse.session import Session
 from tests.chipsparse.sparse.test_session import CONFIG, run
@@ -13,14 +14,14 @@ from tests.pipelines.changes import at_step
 from tests.tiny_models import PROMPT, tiny_flux_pipeline
 
 ACTIONS = ["dense", "refresh", "sparse", "sparse"]
-KINDS = frozenset({"columns"})
+COLUMNS = frozenset({Kept.COLUMNS})
 
 
 def masks_of(session, tokens):
     """The columns that each layer of each branch keeps now, bool ``[B, H, G, N]``."""
     masks = {}
     for branch, layer in session._caches:
-        with session._caches.acquire(branch, layer, "attention", KINDS) as cache:
+        with session._caches.acquire(branch, layer, "attention", COLUMNS) as cache:
             masks[branch, layer] = unpack_mask(cache.columns, tokens)
     return masks
 

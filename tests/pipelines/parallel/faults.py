@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import chipsparse
 from chipsparse.parallel.windows import Windows
-from chipsparse.sparse.layers.attention import AttentionLayer
+from chipsparse.sparse.layers.state import Shared
 from chipsparse.sparse.plan import Action, SparsityPlan
 from tests.pipelines.parallel import equal_bits
 from tests.pipelines.parallel.equal_bits import BIG, BOTH, run, said, wan_of
@@ -32,14 +32,14 @@ def skips_alone():
 
 def refreshes_alone():
     """The layers of rank 1 refresh at every sparse step."""
-    decide = AttentionLayer._decide
+    layer_action = Shared.layer_action
 
-    def deciding(self, state):
-        action = decide(self, state)
-        alone = dist.get_rank() == 1 and action is Action.SPARSE
+    def refreshing(self, state, layer, part):
+        action = layer_action(self, state, layer, part)
+        alone = dist.get_rank() == 1 and part == "attention" and action is Action.SPARSE
         return Action.REFRESH if alone else action
 
-    return mock.patch.object(AttentionLayer, "_decide", deciding)
+    return mock.patch.object(Shared, "layer_action", refreshing)
 
 
 def seen():

@@ -182,7 +182,7 @@ class Blocks(HostMemory):
         # A CPU has one memory for all; a budget is for caches alone.
         (CPU, {}, {}, (36, 0)),
         (CPU, {}, {"working": 2 * GIB, "pending": 8 * GIB}, (0.9 * 30, 0)),
-        (CPU, {"ram": "8G"}, {"held": 3 * GIB, "promised": GIB}, (4, 0)),
+        (CPU, {"ram": "8G"}, {"held": 3 * GIB, "reserved": GIB}, (4, 0)),
         (CPU, {"offload": "always"}, {}, (18, 18)),
     ],
 )

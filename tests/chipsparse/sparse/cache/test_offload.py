@@ -6,11 +6,12 @@ import torch
 from chipsparse.report.recorder import Traffic
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.offload import OffloadPool
+from chipsparse.sparse.cache.tensors import Kept
 from tests.chipsparse.sparse.cache.races import TracedCopies, WatchComputation
 
 CPU = torch.device("cpu")
 LAYERS = 5
-KIND = "residual"
+RESIDUAL = Kept.RESIDUAL
 
 
 def key(layer, part="attention", branch="cond"):
@@ -19,20 +20,20 @@ def key(layer, part="attention", branch="cond"):
 
 def pool_with(layers=LAYERS, size=64, make=OffloadPool, **options):
     pool = make(HostMemory(), pytest.fail, **options)
-    pool.open({key(layer): {KIND: size, "lse": size} for layer in range(layers)}, CPU)
+    pool.open({key(layer): {RESIDUAL: size, Kept.LSE: size} for layer in range(layers)}, CPU)
     return pool
 
 
 def store(pool, layer, tensor):
-    pool.store(key(layer), {KIND: tensor})
+    pool.store(key(layer), {RESIDUAL: tensor})
 
 
 def load(pool, layer):
-    return pool.load(key(layer), {KIND})[KIND]
+    return pool.load(key(layer), {RESIDUAL})[RESIDUAL]
 
 
 def prefetch(pool, layer):
-    pool.prefetch(key(layer), {KIND})
+    pool.prefetch(key(layer), {RESIDUAL})
 
 
 def numbers(layer, *shape):
@@ -46,10 +47,10 @@ def test_a_tensor_comes_back_with_its_strides_and_dtype(dtype):
     tensors = [whole, whole[:, :, :5].transpose(1, 2), whole.mT, whole[1, 2], whole[:0]]
     for layer, tensor in enumerate(tensors):
         assert key(layer) in pool
-        assert not pool.has(key(layer), KIND)
+        assert not pool.has(key(layer), RESIDUAL)
         store(pool, layer, tensor)
         pool.release(key(layer))
-        assert pool.has(key(layer), KIND)
+        assert pool.has(key(layer), RESIDUAL)
     for layer, tensor in enumerate(tensors):
         loaded = load(pool, layer)
         assert torch.equal(loaded, tensor)
@@ -60,12 +61,12 @@ def test_a_tensor_comes_back_with_its_strides_and_dtype(dtype):
 
 def test_there_are_two_slots_per_part_of_its_largest_tensors():
     pool = OffloadPool(HostMemory(), pytest.fail)
-    sizes = {key(0): {KIND: 100, "lse": 9}, key(1): {KIND: 300, "lse": 5}}
-    pool.open(sizes | {key(1, "mlp"): {"output": 5}}, CPU)
-    assert pool.slots == {"attention": {KIND: 300, "lse": 9}, "mlp": {"output": 5}}
+    sizes = {key(0): {RESIDUAL: 100, Kept.LSE: 9}, key(1): {RESIDUAL: 300, Kept.LSE: 5}}
+    pool.open(sizes | {key(1, "mlp"): {Kept.OUTPUT: 5}}, CPU)
+    assert pool.slots == {"attention": {RESIDUAL: 300, Kept.LSE: 9}, "mlp": {Kept.OUTPUT: 5}}
     assert [len(slots) for slots in pool._opened.slots.values()] == [2, 2]
-    pool.open({key(0, branch="uncond"): {KIND: 500}}, CPU)
-    assert pool.slots == {"attention": {KIND: 500, "lse": 9}, "mlp": {"output": 5}}
+    pool.open({key(0, branch="uncond"): {RESIDUAL: 500}}, CPU)
+    assert pool.slots == {"attention": {RESIDUAL: 500, Kept.LSE: 9}, "mlp": {Kept.OUTPUT: 5}}
 
 
 def test_traffic_is_counted_and_what_is_larger_than_planned_is_refused():
@@ -166,9 +167,9 @@ def test_slots_wait_for_what_had_their_memory_and_memory_for_copies_of_its_last_
     copies.synchronize = lambda: waits.append(None)
     store(pool, 0, numbers(0, 16))
     pool.release(key(0))
-    pool.open({key(1): {KIND: 64}}, CPU)
+    pool.open({key(1): {RESIDUAL: 64}}, CPU)
     assert waits == []
-    pool.open({key(2): {KIND: 128}}, CPU)
+    pool.open({key(2): {RESIDUAL: 128}}, CPU)
     assert waits == [None]
     pool.drop(key(0))
     pool.reset()
@@ -178,15 +179,15 @@ def test_slots_wait_for_what_had_their_memory_and_memory_for_copies_of_its_last_
 def test_a_second_generation_allocates_nothing_in_and_out_of_inference_mode():
     host = HostMemory()
     pool = OffloadPool(host, pytest.fail)
-    sizes = {key(layer): {KIND: 1000 + layer} for layer in range(3)}
+    sizes = {key(layer): {RESIDUAL: 1000 + layer} for layer in range(3)}
     addresses = set()
     for inference in (True, False, True):
         with torch.inference_mode(inference), torch.no_grad():
             pool.open(sizes, CPU)
-            addresses.add(pool._opened.places[key(0)].memory[KIND].data_ptr())
+            addresses.add(pool._opened.homes[key(0)].memory[RESIDUAL].data_ptr())
             walk(pool, layers=3, rewritten=True)
         pool.reset()
-        assert not pool.has(key(0), KIND)
+        assert not pool.has(key(0), RESIDUAL)
         assert pool.slots == {}
     assert len(addresses) == 1
     assert (host.lent_bytes, host.nbytes) == (0, 3 * 1024)
@@ -197,10 +198,10 @@ def test_a_second_generation_allocates_nothing_in_and_out_of_inference_mode():
 def test_refused_memory_leaves_the_pool_as_it_was():
     host = HostMemory()
     pool = OffloadPool(host, pytest.fail)
-    pool.open({key(0): {KIND: 64}}, CPU)
+    pool.open({key(0): {RESIDUAL: 64}}, CPU)
     store(pool, 0, numbers(0, 16))
     pool.release(key(0))
     with pytest.raises(MemoryError, match="of host memory"):
-        pool.open({key(1): {KIND: 1 << 60}}, CPU)
+        pool.open({key(1): {RESIDUAL: 1 << 60}}, CPU)
     assert key(1) not in pool
     assert torch.equal(load(pool, 0), numbers(0, 16))

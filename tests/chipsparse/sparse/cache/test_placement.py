@@ -13,6 +13,7 @@ from chipsparse.sparse.cache.placement import (
     PartNeed,
     place,
 )
+from chipsparse.sparse.cache.tensors import Kept
 from tests.variants import slow, slow_unless
 
 
@@ -26,8 +27,8 @@ def needs_of(layers, *, attention=None, mlp=None, saved=(100.0, 10.0)):
     ]
 
 
-ATTENTION = {"columns": 30, "residual": 70}
-RESIDUALS = needs_of(4, attention={"residual": 10})
+ATTENTION = {Kept.COLUMNS: 30, Kept.RESIDUAL: 70}
+RESIDUALS = needs_of(4, attention={Kept.RESIDUAL: 10})
 
 
 @pytest.mark.parametrize(
@@ -51,13 +52,13 @@ def test_what_does_not_fit_goes_through_two_slots(device, host, options, on_devi
 
 
 def test_layers_on_the_device_lie_between_those_on_the_host():
-    placement = place(needs_of(8, attention={"residual": 10}), Capacity(60, 80))
+    placement = place(needs_of(8, attention={Kept.RESIDUAL: 10}), Capacity(60, 80))
     assert sorted(layer for layer, _ in placement.device) == [0, 2, 4, 6]
     assert sorted(layer for layer, _ in placement.host) == [1, 3, 5, 7]
 
 
 def test_what_moves_both_ways_stays_first():
-    needs = needs_of(4, attention={"residual": 10}, mlp={"activation": 10}, saved=(1.0, 1.0))
+    needs = needs_of(4, attention={Kept.RESIDUAL: 10}, mlp={Kept.ACTIVATION: 10}, saved=(1.0, 1.0))
     placement = place(needs, Capacity(60, 80))
     assert {part for _, part in placement.device} == {"mlp"}
     assert {part for _, part in placement.host} == {"attention"}
@@ -70,13 +71,13 @@ def test_branches_share_the_slots_and_nothing_else():
     assert len(place(RESIDUALS, Capacity(20, 79), branches=2).dense) == 1
     # Slots that are there cost nothing.
     assert len(place(RESIDUALS, Capacity(0, 40)).dense) == 4
-    slots = {"attention": {"residual": 10}}
+    slots = {"attention": {Kept.RESIDUAL: 10}}
     shared = place(RESIDUALS, Capacity(0, 40), open_slots=slots)
     assert not shared.dense
 
 
 def test_what_is_not_worth_moving_stays_or_is_recomputed():
-    mlps = [PartNeed(layer, "mlp", {"activation": 50}, 1.0, movable=False) for layer in range(4)]
+    mlps = [PartNeed(layer, "mlp", {Kept.ACTIVATION: 50}, 1.0, movable=False) for layer in range(4)]
     placement = place(RESIDUALS + mlps, Capacity(90, 999))
     assert {key for key in placement.device if key[1] == "mlp"} == {(3, "mlp")}
     assert {part for _, part in placement.host} <= {"attention"}
@@ -90,8 +91,12 @@ def test_any_capacities_are_kept(seed):
     draw = random.Random(seed)
     needs = []
     for layer in range(draw.randint(1, 12)):
-        attention = {"columns": draw.randint(0, 40), "residual": draw.randint(1, 90), "lse": 3}
-        mlp = {"activation": draw.randint(1, 99), "mean": 2}
+        attention = {
+            Kept.COLUMNS: draw.randint(0, 40),
+            Kept.RESIDUAL: draw.randint(1, 90),
+            Kept.LSE: 3,
+        }
+        mlp = {Kept.ACTIVATION: draw.randint(1, 99), Kept.MEAN: 2}
         needs.append(PartNeed(layer, "attention", attention, draw.random()))
         needs.append(PartNeed(layer, "mlp", mlp, draw.random(), movable=draw.random() < 0.7))
     total = sum(need.nbytes for need in needs)
@@ -112,7 +117,7 @@ def test_any_capacities_are_kept(seed):
 @pytest.mark.parametrize("mlp_saves", [1.0, 900.0])
 def test_more_memory_never_saves_less(host, movable, mlp_saves):
     """Also where the MLPs rank first and, kept on the device, leave no slots for the attention."""
-    mlps = [PartNeed(n, "mlp", {"activation": 50}, mlp_saves, movable=movable) for n in range(6)]
+    mlps = [PartNeed(n, "mlp", {Kept.ACTIVATION: 50}, mlp_saves, movable=movable) for n in range(6)]
     needs = needs_of(6, attention=ATTENTION) + mlps
     saved = []
     for device in range(0, sum(need.nbytes for need in needs) + 7, 7):

@@ -9,6 +9,7 @@ import torch
 from chipsparse.config import PARTS, SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.sparse.cache.placement import Placement
+from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.cost_model.layer_times import Rates
 from chipsparse.sparse.cost_model.run_times import Load, estimate_run, step_seconds
 from chipsparse.sparse.plan import Action, SparsityPlan
@@ -59,7 +60,7 @@ def test_layers_that_run_dense_take_as_long_as_stock_ones():
 
 
 def test_slow_transfers_decide_how_long_a_step_takes():
-    host = {(layer, "mlp"): {"activation": 1 << 20} for layer in range(3)}
+    host = {(layer, "mlp"): {Kept.ACTIVATION: 1 << 20} for layer in range(3)}
     rates = Rates(launch_seconds=0.0, link=1e6)
     found = estimate(Placement(host=host), branches=2, rates=rates)
     assert found.to_device == found.to_host == 2 * 3 << 20

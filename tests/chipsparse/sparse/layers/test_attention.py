@@ -10,10 +10,11 @@ from chipsparse.config import AttentionConfig, ConfigError, SparsityConfig
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.sparse.cache.tensors import AttentionCache
+from chipsparse.sparse.cache.tensors import AttentionCache, Kept
 from chipsparse.sparse.layers import attention, full_attention
 from chipsparse.sparse.layers.attention import dense_step, refresh_step, sparse_step
 from chipsparse.sparse.layers.column_budget import AttentionBudget, static_columns
+from chipsparse.sparse.layers.column_source import ChosenHere, OfBranch, OfProcess
 from chipsparse.sparse.layers.full_attention import AttentionInputs
 from tests.kernels import formulas
 
@@ -55,13 +56,13 @@ def mask_of(cache):
 
 
 def refreshed(rule="means", *, budget=BUDGET, in_fp8=False, tensors=None, **config):
-    """The cache, the config and the output of a refresh behind a dense step."""
+    """The cache, the config and the output of a refresh after a dense step."""
     cache = AttentionCache(in_fp8=in_fp8)
     tensors = tensors or given()
     attention = AttentionConfig(delta_rule=rule, **config)
     settings = SparsityConfig(attention=attention, block_size=ROWS)
     dense_step(cache, tensors, in_fp8=attention.in_fp8)
-    output = refresh_step(cache, tensors, config=settings, budget=budget)
+    output = refresh_step(cache, tensors, config=settings, source=ChosenHere(budget))
     return cache, settings, output
 
 
@@ -82,7 +83,24 @@ def watch(monkeypatch, name, look):
     return seen
 
 
-def test_columns_of_another_process_are_asked_for_behind_attention_and_given_before_a_residual(
+class OtherProcesses:
+    """Notes what is asked of it; ``columns`` is what the first process sends."""
+
+    def __init__(self, order, columns):
+        self.order = order
+        self.columns = columns
+
+    def take(self, shape, device):
+        assert (shape, device) == (tuple(self.columns.shape), self.columns.device)
+        self.order.append("asked")
+        return self.columns
+
+    def give(self, columns):
+        assert columns.shape == self.columns.shape
+        self.order.append("given")
+
+
+def test_columns_of_another_process_are_asked_for_after_attention_and_given_before_a_residual(
     monkeypatch,
 ):
     order = []
@@ -93,17 +111,36 @@ def test_columns_of_another_process_are_asked_for_behind_attention_and_given_bef
     tensors = given(5)
     dense_step(other, tensors)
     order.clear()
-
-    def columns():
-        order.append("asked")
-        return first.columns
-
-    refresh_step(other, tensors, config=config, budget=BUDGET, columns=columns)
+    others = OtherProcesses(order, first.columns)
+    source = OfProcess(BUDGET, others, tuple(first.columns.shape), CPU)
+    refresh_step(other, tensors, config=config, source=source)
     assert order == ["dense_step", "asked", "packed_to_indices"]
     assert torch.equal(other.columns, first.columns)
     order.clear()
-    refresh_step(other, tensors, config=config, budget=BUDGET, give=lambda _: order.append("given"))
+    refresh_step(other, tensors, config=config, source=ChosenHere(BUDGET, others))
     assert order == ["dense_attention_column_sums", "given", "packed_to_indices"]
+
+
+def test_columns_of_another_branch_are_kept_as_they_are():
+    first, config, _ = refreshed()
+    other, _, own = refreshed(tensors=given(5))
+    assert not torch.equal(other.columns, first.columns)
+    columns = first.columns.clone()
+    output = refresh_step(other, given(5), config=config, source=OfBranch(BUDGET, columns))
+    close(output, own)
+    assert other.columns is columns
+    assert torch.equal(mask_of(other), mask_of(first))
+    close(sparse_step(other.refreshed(), given(5), config=config), output)
+
+
+def test_steps_without_what_they_read_say_what_is_missing():
+    cache = AttentionCache()
+    with pytest.raises(RuntimeError, match="follows no dense step"):
+        refresh_step(cache, given(), config=SparsityConfig(), source=ChosenHere(BUDGET))
+    with pytest.raises(RuntimeError, match="follows no refresh"):
+        cache.refreshed()
+    with pytest.raises(RuntimeError, match="before a refresh selected them"):
+        cache.selected()
 
 
 def test_dense_steps_and_refreshes_compute_full_attention():
@@ -199,7 +236,7 @@ def test_lists_exceed_their_budget_only_for_nan(keep, text):
     cache, config, _ = refreshed(budget=budget)
     assert cache.capacity <= budget.most_columns < TOKENS
     cache.lse[0, 1, 20] = torch.nan
-    refresh_step(cache, given(), config=config, budget=budget)
+    refresh_step(cache, given(), config=config, source=ChosenHere(budget))
     assert cache.capacity == TOKENS > budget.most_columns
 
 
@@ -207,15 +244,16 @@ def test_sparse_steps_know_the_lists_and_small_ones_are_kept_until_the_next_refr
     cache, config, _ = refreshed()
     kept = sparse_step(cache, given(2), config=config)
     before = cache.lists
-    refresh_step(cache, given(5), config=config, budget=BUDGET)
+    assert before.indices.shape[-1] == cache.capacity
+    refresh_step(cache, given(5), config=config, source=ChosenHere(BUDGET))
     assert not torch.equal(cache.lists[0], before[0])
-    monkeypatch.setattr(attention, "LISTS_BYTES", 0)
+    monkeypatch.setattr(Kept.LISTS, "most_bytes", 0)
     cache, config, _ = refreshed()
     assert cache.lists is None
     assert cache.capacity == int(mask_of(cache).sum(-1).max()) == KEEP
     asked = watch(monkeypatch, "packed_to_indices", lambda _, kwargs: kwargs["capacity"])
     assert torch.equal(sparse_step(cache, given(2), config=config), kept)
-    refresh_step(cache, given(), config=config, budget=BUDGET)
+    refresh_step(cache, given(), config=config, source=ChosenHere(BUDGET))
     assert asked == [KEEP, None]  # only a new choice of columns makes the host wait
 
 
@@ -241,7 +279,7 @@ def test_column_sums_of_a_few_heads_at_a_time(limit, precision, monkeypatch):
 
 
 class InParts:
-    """Heads that come in two turns."""
+    """Heads that come in two chunks."""
 
     def receive(self):
         raise AssertionError("a sparse step need not wait for all heads")
@@ -251,10 +289,11 @@ class InParts:
 
 
 @pytest.mark.parametrize(("rule", "in_fp8"), [("difference", False), ("means", True)])
-def test_heads_in_turns_give_what_all_of_them_give(rule, in_fp8):
+def test_heads_in_chunks_give_what_all_of_them_give(rule, in_fp8):
     cache, config, _ = refreshed(rule, in_fp8=in_fp8)
     expected = sparse_step(cache, given(9), config=config)
-    close(sparse_step(cache, given(9), config=config, turns=InParts()), expected, 1e-6)
+    in_chunks = replace(given(9), chunks=InParts())
+    close(sparse_step(cache, in_chunks, config=config), expected, 1e-6)
 
 
 @pytest.mark.parametrize("dim", [32, 24])  # one that can be rotated, and one that cannot

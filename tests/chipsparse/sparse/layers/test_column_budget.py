@@ -10,7 +10,7 @@ from bitarray import bitarray
 from chipsparse.kernels.mask_packing import pack_mask
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.sparse.layers.column_budget import ColumnBudgets, check_static_bits, static_bits
-from chipsparse.sparse.layers.tile_order import grids_order
+from chipsparse.sparse.layers.token_permutation import grids_permutation
 
 BOOLS = [True, False, False, False, False, False, False, False, True, True, False]  # 11 columns
 FORMS = {
@@ -48,7 +48,7 @@ def test_columns_are_in_raster_order_and_text_stands_before_or_behind(text_first
     sizes = layout((2, 3, 4), (1, 2, 2), text_tokens=5, text_first=text_first)
     raster = torch.zeros(28, dtype=torch.bool)
     raster[[0, 7, 13, 25]] = True
-    order = grids_order(sizes.grids, (2, 2, 2))
+    order = grids_permutation(sizes.grids, (2, 2, 2))
     mask = ColumnBudgets(static_bits(raster), order).static_mask(sizes, CPU)
     own = mask[5:] if text_first else mask[:28]
     assert mask.sum() == own.sum() == 4

@@ -10,7 +10,7 @@ from chipsparse import SparsityConfig
 from chipsparse.kernels.mask_packing import pack_mask
 from chipsparse.layout import LayerKind, ModelLayout, Share
 from chipsparse.sparse.layers.column_budget import static_columns
-from chipsparse.sparse.layers.other_text import aligned, columns_of, fits, with_rows_before
+from chipsparse.sparse.layers.other_text import aligned, columns_of, fits, with_padding_rows
 from chipsparse.sparse.plan import SparsityPlan
 
 GRID = 61
@@ -67,7 +67,7 @@ def test_columns_and_lists_are_those_of_the_same_place(theirs, ours, first, exac
 
 def test_rows_of_zeros_stand_before_the_query_in_its_order_of_memory():
     query = torch.randn(2, 7, 3, 4).transpose(1, 2)
-    found = with_rows_before(query, replace(LAYOUT, rows_before=5))
+    found = with_padding_rows(query, replace(LAYOUT, padding_rows=5))
     assert torch.equal(found[:, :, 5:], query)
     assert not found[:, :, :5].any()
     assert found.transpose(1, 2).is_contiguous()
@@ -82,9 +82,9 @@ def plan(density=0.5, **changes):
     ("other", "own", "expected"),
     [
         (plan(text_tokens=9), plan(text_tokens=1), True),
-        (plan(text_tokens=9), plan(text_tokens=4, rows_before=5), True),
+        (plan(text_tokens=9), plan(text_tokens=4, padding_rows=5), True),
         (plan(text_tokens=9), plan(text_tokens=4), False),
-        (plan(text_tokens=9, share=SPLIT), plan(text_tokens=4, share=SPLIT, rows_before=5), True),
+        (plan(text_tokens=9, share=SPLIT), plan(text_tokens=4, share=SPLIT, padding_rows=5), True),
         (plan(text_tokens=9, batch=1), plan(text_tokens=1), False),
         (plan(text_tokens=9, grids=((1, 2, 31),)), plan(text_tokens=1), False),
         (plan(text_tokens=9, samples=(1,)), plan(text_tokens=1, samples=(1,)), True),
@@ -110,5 +110,5 @@ def test_whose_columns_serve(other, own, expected):
 def test_which_queries_get_rows_before_them(changes, config, expected):
     layout = replace(LAYOUT, **{"text_tokens": 4, **changes})
     found = aligned(layout, replace(layout, text_tokens=9), CONFIG.override(config))
-    assert found == replace(layout, rows_before=expected)
+    assert found == replace(layout, padding_rows=expected)
     assert len(found.query_rows) == len(layout.query_rows) + expected

@@ -33,7 +33,7 @@ AT_THE_ENDS = 6  # of so many heads, one in the first part and one in the last
 MOST_ROUTES = 16
 
 
-class HeadTurns:
+class HeadChunks:
     """Query, key and value of one layer on their way to this process, and its output back.
 
     They come some heads at a time, and all parts are under way from the start. Where attention is

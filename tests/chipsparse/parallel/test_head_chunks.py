@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from chipsparse.common.machine import is_stuck
 from chipsparse.parallel import head_exchange, windows
+from chipsparse.parallel.head_chunks import HeadChunks
 from chipsparse.parallel.head_exchange import HeadExchange
-from chipsparse.parallel.head_turns import HeadTurns
 from chipsparse.parallel.peers import PeerError, Peers
 from chipsparse.parallel.sequence_cut import SequenceCut
 from tests.ranks import run_ranks
@@ -97,7 +97,7 @@ def broken_off():
     if exchange.rank == 1:
         exchange.peers.failed(ArithmeticError("no sum today"))
         return None
-    HeadTurns(exchange, (torch.zeros(1, 40, 6, 64, device=device),) * 3, cut).receive()
+    HeadChunks(exchange, (torch.zeros(1, 40, 6, 64, device=device),) * 3, cut).receive()
     try:
         exchange.peers.gather("the next step")
     except PeerError as error:
@@ -112,12 +112,12 @@ def one_layer(exchange, cut, size, layer, device):
     generator = torch.Generator().manual_seed(layer)
     whole = [torch.randn(size, generator=generator).to(device) for _ in range(3)]
     tokens = slice(sum(cut.tokens[: exchange.rank]), sum(cut.tokens[: exchange.rank + 1]))
-    turns = HeadTurns(exchange, tuple(state[:, tokens] for state in whole), cut)
+    chunks = HeadChunks(exchange, tuple(state[:, tokens] for state in whole), cut)
     heads = torch.arange(size[2]).tensor_split(exchange.ranks)[exchange.rank].to(device)
     expected = [state.transpose(1, 2)[:, heads] for state in whole]
 
     def compute(part):
-        states = [state[:, part] for state in (turns.query, turns.key, turns.value)]
+        states = [state[:, part] for state in (chunks.query, chunks.key, chunks.value)]
         found.append(max(map(distance, states, (state[:, part] for state in expected))))
         if device.type == "cuda":
             torch.cuda._sleep(200_000 * (exchange.rank + 1))  # processes are not equally fast
@@ -125,11 +125,11 @@ def one_layer(exchange, cut, size, layer, device):
 
     found = []
     if (layer + exchange.rank) % 2 == 0:
-        output = turns.attend(compute)
+        output = chunks.attend(compute)
     else:
-        turns.receive()
+        chunks.receive()
         output = compute(slice(0, len(heads)))
-    output = turns.finish(output)
+    output = chunks.finish(output)
     factor = torch.arange(1, size[2] + 1, device=device)[:, None]
     whole_output = whole[0] * factor + whole[1].mean(1, keepdim=True)
     return max(*found, distance(output, whole_output[:, tokens].transpose(1, 2)), 0.0)

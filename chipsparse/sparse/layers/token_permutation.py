@@ -1,8 +1,8 @@
-"""Tile order: video or image tokens regrouped into 3D tiles, which makes query blocks compact.
+"""Token permutation: video or image tokens by 3D tiles, which makes query blocks compact.
 
 A block of consecutive rows in raster order is a thin line of the image; its tokens attend to
-different places. A tile (a few frames, rows and columns) attends to much the same columns, so one
-column list serves all its rows.
+different positions. A tile (a few frames, rows and columns) attends to much the same columns, so
+one index list serves all its rows.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Sequence
 import torch
 
 
-def grids_order(grids: Sequence[tuple[int, int, int]], tile: tuple[int, ...]) -> torch.Tensor:
-    """The `tile_order` of several grids, one behind the other; int64 ``[N]`` over all tokens."""
+def grids_permutation(grids: Sequence[tuple[int, int, int]], tile: tuple[int, ...]) -> torch.Tensor:
+    """The `tile_permutation` of several grids in a row; int64 ``[N]`` over all their tokens."""
     orders = []
     first = 0
     for grid in grids:
-        orders.append(first + tile_order(grid, tile))
+        orders.append(first + tile_permutation(grid, tile))
         first += math.prod(grid)
     return torch.cat(orders)
 
 
-def tile_order(grid: tuple[int, int, int], tile: tuple[int, ...]) -> torch.Tensor:
+def tile_permutation(grid: tuple[int, int, int], tile: tuple[int, ...]) -> torch.Tensor:
     """The permutation that lists the tokens of each tile one after the other, int64 ``[N]``.
 
     Position ``i`` of the new order holds raster token ``order[i]``. Sizes that the tile does not
@@ -38,7 +38,7 @@ def tile_order(grid: tuple[int, int, int], tile: tuple[int, ...]) -> torch.Tenso
     return torch.argsort(key, stable=True)
 
 
-def inverse_order(order: torch.Tensor) -> torch.Tensor:
+def inverse_permutation(order: torch.Tensor) -> torch.Tensor:
     """The permutation that undoes ``order`` (int64 ``[N]``)."""
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel(), device=order.device)
