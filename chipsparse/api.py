@@ -41,7 +41,7 @@ from chipsparse.skip.position import PositionTracker
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.offload import OffloadPool
 from chipsparse.sparse.layers.column_budget import StaticColumns, static_bits
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import SparseSession
 
 HANDLE = "chipsparse_handle"
 # Held while a pipeline is patched or restored: two threads may do so at once.
@@ -270,7 +270,7 @@ def _patch(
     tracker = PositionTracker()
     host = HostMemory()
     for name, transformer in transformers.items():
-        session = Session(
+        session = SparseSession(
             handle.config,
             report,
             OffloadPool(host, report.note),

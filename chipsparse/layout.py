@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -60,6 +60,19 @@ class ModelLayout:
     # or image as another guidance branch's do.
     padding_rows: int = 0
     samples: tuple[int, ...] | None = None  # videos or images in the call, where not all are
+
+    @cached_property
+    def without_prompts(self) -> ModelLayout:
+        """The layout without what guidance branches differ in: text tokens and samples."""
+        return replace(
+            self,
+            text_tokens=0,
+            batch=1,
+            guided_in_batch=1,
+            share=None,
+            padding_rows=0,
+            samples=None,
+        )
 
     @property
     def layers(self) -> int:

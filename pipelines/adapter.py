@@ -63,12 +63,14 @@ from chipsparse.skip.clean_samples import clean_bytes
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.correction import held_bytes
 from chipsparse.skip.position import PositionTracker, StepContext
+from chipsparse.skip.session import CallForm, Decision, SkipSession
+from chipsparse.skip.step_log import LoggedCall
 from chipsparse.skip.timetable import Schedule
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.graphs.model_state import ModelState
 from chipsparse.sparse.layers.state import StepState
 from chipsparse.sparse.plan import Action
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import Reading, SparseSession
 
 ADAPTER = "chipsparse_adapter"
 # Backends of diffusers that are kernels of PyTorch, exact as ours.
@@ -138,7 +140,7 @@ class ModelAdapter(PatchedFamily):
     def __init__(
         self,
         transformer: torch.nn.Module,
-        session: Session,
+        session: SparseSession,
         tracker: PositionTracker,
         loop: DenoisingLoop,
         team: Team | None = None,
@@ -146,6 +148,7 @@ class ModelAdapter(PatchedFamily):
         check_undivided(transformer)
         self.transformer = transformer
         self.session = session
+        self._skip = SkipSession(loop.log)
         self.team = team
         self.split = (
             None if team is None else team.split(session.config, needs_text=self.needs_text)
@@ -214,7 +217,7 @@ class ModelAdapter(PatchedFamily):
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Runs the transformer's own call between `Session.begin` and `Session.end`."""
+        """Runs the transformer's own call between `begin` and `end` of both sessions."""
         with self._calling():
             if vars(self.transformer).get(ADAPTER) is not self:  # restored by another thread
                 return forward(*args, **kwargs)
@@ -230,7 +233,7 @@ class ModelAdapter(PatchedFamily):
                 return self._run_unknown(unknown, model_call)
             context = self._locate(arguments)
             for expert in self.other_experts:  # done with for this generation: free its caches
-                expert.session.reset()
+                expert.reset()
             guidance = self._guidance_split
             if guidance is not None:
                 if not self._is_guided():
@@ -240,14 +243,15 @@ class ModelAdapter(PatchedFamily):
                     )
                 if not guidance.computes(context):
                     return self.wrap_output(guidance.output(None), arguments)
-            state = self._begin(context, arguments)
-            if state is None:
+            opened = self._begin(context, arguments)
+            if opened is None:
                 result = self._run_outside(context, arguments, model_call)
-            elif state.action is Action.SKIP:  # nothing of the model runs
-                output = self.session.skipped_output()
-                self.session.end(output)
-                result = self.wrap_output(output, arguments)
+            elif opened[0].output is not None:  # nothing of the model runs
+                decision, state = opened
+                self._end(decision, state, opened[0].output)
+                result = self.wrap_output(opened[0].output, arguments)
             else:
+                decision, state = opened
                 with self._dense_attention(arguments):
                     self.session.say_if_all_dense()
                     result = self.session.graphs.run(
@@ -257,7 +261,7 @@ class ModelAdapter(PatchedFamily):
                         self._not_captured_reason,
                     )
                 ended = self._guidance_ended(context.generation)
-                self.session.end(self.held_output(result), is_last_branch=ended)
+                self._end(decision, state, self.held_output(result), is_last_branch=ended)
                 self._say_what_was_unseen(state, arguments)
                 self._keep_state()
             if guidance is None:
@@ -292,7 +296,13 @@ class ModelAdapter(PatchedFamily):
         if record is not None and isinstance(record.timer, StepTimer):
             record.timer.stop()
             record.finished = True
+            self._log_dense(context)
         return result
+
+    def _log_dense(self, context: StepContext) -> None:
+        """Log a finished call that ran as without chipsparse."""
+        call = LoggedCall(context.generation, context.step, context.branch, Action.DENSE)
+        self._loop.log.append(call)
 
     def _run_unknown(self, reason: str, model_call: Callable[[], Any]) -> Any:
         """Run a call at no known step as without chipsparse, and leave the generation as it is."""
@@ -321,6 +331,7 @@ class ModelAdapter(PatchedFamily):
         with self.attention_released(), uncompiled(self.transformer):
             result = model_call()
         record.timer.stop()
+        self._log_dense(context)
         self._say_whose_steps(context)
         return result
 
@@ -344,7 +355,7 @@ class ModelAdapter(PatchedFamily):
                     if self.team is not None:
                         self.team.failed(error, self.device)
                 finally:
-                    self.session.reset(stuck=self.team is not None and self.team.stuck)
+                    self.reset()
                 raise
             finally:
                 self.is_calling = outer
@@ -367,7 +378,31 @@ class ModelAdapter(PatchedFamily):
         if not any(record.used_caches for record in report.steps):
             report.run_dense(f"nothing runs sparse: {reason}; {remedy}")
 
-    def _begin(self, context: StepContext, arguments: dict[str, Any]) -> StepState | None:
+    def _end(
+        self,
+        decision: Decision,
+        state: StepState,
+        output: torch.Tensor,
+        *,
+        is_last_branch: bool = False,
+    ) -> None:
+        """Closes a call, which returns this output."""
+        self.session.end(output.device)
+        schedule = state.plan.schedule
+        over = self._skip.end(
+            decision,
+            schedule,
+            state.action,
+            output,
+            is_last_branch=is_last_branch,
+        )
+        self.session.finish(over)
+
+    def _begin(
+        self,
+        context: StepContext,
+        arguments: dict[str, Any],
+    ) -> tuple[Decision, StepState] | None:
         """Opens a call, on this process or with its share of it; None: see `knows`."""
         if context.generation != self._executed_generation:
             check_whole(self.session.name, self.transformer)
@@ -391,15 +426,22 @@ class ModelAdapter(PatchedFamily):
             changes = {"the model": self._recomputed, "guidance_scale": switches}
             undisturbed = self.is_undisturbed()
             conditioning = Conditioning(arguments, changes, undisturbed=undisturbed)
-        state = self.session.begin(
+        plan = self.session.plan_for(context, layout)
+        form = context.steps, context.first, context.corrects
+        decision = self._skip.begin(
             context,
+            CallForm((layout.without_prompts, *form), (layout, *form)),
+            plan.schedule,
+            conditioning,
+        )
+        reading = Reading(
             layout,
             self.execution.device,
             lambda: self._memory_demand(arguments),
             why_not_cached=self._loop.why_not_cached(self.transformer),
             has_faster_attention=self._has_faster_attention(layout, arguments),
-            conditioning=conditioning,
         )
+        state = self.session.begin(decision, plan, reading)
         if self.split is not None:
             self.split.check_same_calls(state, arguments, first=self.session.is_first_call)
         self._check_caches()
@@ -410,7 +452,7 @@ class ModelAdapter(PatchedFamily):
             self._look_at_modules(changed)
         elif getattr(self._loop.pipe, "controlnet", None) is not None:
             self.session.report.note(UNREAD)
-        return state
+        return decision, state
 
     def _say_what_was_unseen(self, state: StepState, arguments: dict[str, Any]) -> None:
         """Reports layers of a sparse call that others than ours computed, or passed over."""
@@ -538,7 +580,7 @@ class ModelAdapter(PatchedFamily):
         if execution == before:
             return
         plan = self.session.plan
-        self.session.reset()
+        self.reset()
         if plan is not None and not plan.is_dense():
             self.session.report.fall_back(
                 "some steps run dense as the first ones do, to record anew: the model goes on in "
@@ -639,9 +681,14 @@ class ModelAdapter(PatchedFamily):
         if not self._loop.is_suspended:
             self.finish_generation()
 
+    def reset(self) -> None:
+        """Forget the generation in progress and free its caches."""
+        self._skip.reset()
+        self.session.reset(stuck=self.team is not None and self.team.stuck)
+
     def finish_generation(self) -> None:
         """End the generation: its caches are freed, and the next call starts another one."""
-        self.session.reset(stuck=self.team is not None and self.team.stuck)
+        self.reset()
         self._tracker.finish()
 
     # Attention.

@@ -16,6 +16,7 @@ from chipsparse.pipelines.diffusers_hooks import why_not_cached
 from chipsparse.pipelines.patches import Patches
 from chipsparse.report.generation import GenerationReport
 from chipsparse.skip.scheduler_steps import StepCorrection, shift_of, why_not_corrected
+from chipsparse.skip.step_log import StepLog
 from chipsparse.skip.timetable import Schedule
 
 # The pipeline's own loop, an explicit one (`Handle.generation`), or any other: of another pipeline
@@ -35,7 +36,8 @@ class DenoisingLoop:
     def __init__(self, pipe: Any, report: GenerationReport) -> None:
         self.pipe = pipe
         self.kind: LoopKind = "unknown"
-        self.correction = StepCorrection(report, lambda: self.kind)
+        self.log = StepLog()  # of the transformers' calls
+        self.correction = StepCorrection(report, self.log, lambda: self.kind)
         self._explicit_scheduler: Any = None
         self._not_corrected: str | None = None
         self._shift: tuple[Any, float] | None = None  # of the schedule with these levels

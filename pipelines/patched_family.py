@@ -18,14 +18,14 @@ from chipsparse.pipelines.feed_forward import FeedForwardModule, FeedForwardSite
 from chipsparse.pipelines.parallel.split_sequence import SplitSequence
 from chipsparse.pipelines.patches import Patches
 from chipsparse.skip.position import StepContext
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import SparseSession
 
 
 class PatchedFamily(ModelFamily):
     """Methods that a family overrides where its model differs, and those that its hooks call."""
 
     transformer: torch.nn.Module
-    session: Session
+    session: SparseSession
     split: SplitSequence | None  # this process's share of the tokens; None: all of them
     _patches: Patches
     _argument_names: tuple[str, ...]

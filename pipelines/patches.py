@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from chipsparse.common.stock_like import BASE, StockLike
+from chipsparse.common.stock_like import BASE, StockLike, subclass_like
 
 TAG = "chipsparse_tag"
 
@@ -77,11 +77,7 @@ class WholePatched(metaclass=StockLike):
 
 @functools.cache  # one class for all layers and experts: compiled blocks share one graph
 def _subclass(mixin: type, base: type) -> type:
-    names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
-    kind = type(mixin)
-    if not issubclass(type(base), kind) and not issubclass(kind, type(base)):
-        kind = type(kind.__name__, (kind, type(base)), {})  # of an abstract class, for instance
-    return kind(base.__name__, (mixin, base), {**names, BASE: base})
+    return subclass_like(base, type(mixin), mixin)
 
 
 def stock_class(target: Any) -> type:

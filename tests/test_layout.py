@@ -26,7 +26,6 @@ ROOMS = (
     ("chipsparse.sparse.plan", "chipsparse.without_effect"),
     ("chipsparse.parallel",),
     ("chipsparse.report",),
-    ("chipsparse.skip.scheduler_steps",),
     ("chipsparse.sparse.cost_model",),
     ("chipsparse.sparse.cache",),
     ("chipsparse.sparse.layers",),

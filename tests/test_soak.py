@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 import chipsparse
 from chipsparse import SparsityConfig
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import SparseSession
 from tests.graph_stand_in import Tape, TapeRecorder
 from tests.pipelines.families import flux, hunyuan_video, wan
 from tests.pipelines.model_state import process_state, state_of
@@ -238,8 +238,8 @@ def enabled(pipe, settings, ways, recorder):
     if "caches on the host" in ways and "memory.ram" not in settings:
         settings["memory.offload"] = "always"
     config = SparsityConfig().override(settings)
-    session = partial(Session, capturer=recorder) if "recorded" in ways else Session
-    with mock.patch("chipsparse.api.Session", session):
+    session = partial(SparseSession, capturer=recorder) if "recorded" in ways else SparseSession
+    with mock.patch("chipsparse.api.SparseSession", session):
         return chipsparse.enable(pipe, config)
 
 
@@ -355,6 +355,10 @@ def test_random_rounds_leave_no_trace(soak, first):
 KEPT = []
 
 
+def double_a_weight(model):
+    model.proj_out.weight.data.mul_(2)
+
+
 def double_the_output(model):
     model.register_forward_hook(lambda _model, _args, output: output[0] * 2)
 
@@ -364,11 +368,16 @@ def double_the_output(model):
     ("target", "name", "at_the_end", "said"),
     [
         (Tape, "play", None, "call 0: other bits than the reference's"),
-        (Session, "close", lambda model: model.proj_out.weight.data.mul_(2), "left on the model"),
-        (Session, "close", double_the_output, "other bits than stock"),
-        (Session, "close", lambda _: KEPT.append(torch.ones(1 << 20)), "bytes of tensors"),
-        (Session, "close", lambda _: torch.rand(1), "random state changed"),
-        (Session, "close", lambda _: warnings.filters.append(()), "warning filters changed"),
+        (
+            SparseSession,
+            "close",
+            lambda model: model.proj_out.weight.data.mul_(2),
+            "left on the model",
+        ),
+        (SparseSession, "close", double_the_output, "other bits than stock"),
+        (SparseSession, "close", lambda _: KEPT.append(torch.ones(1 << 20)), "bytes of tensors"),
+        (SparseSession, "close", lambda _: torch.rand(1), "random state changed"),
+        (SparseSession, "close", lambda _: warnings.filters.append(()), "warning filters changed"),
     ],
 )
 def test_what_a_round_leaves_is_found(soak, monkeypatch, target, name, at_the_end, said):

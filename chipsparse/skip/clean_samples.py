@@ -2,10 +2,10 @@
 
 A model's output points at the noise in its latents. A sampler that adds noise replaces a part of
 that noise, or all of it, from one step to the next, so the output of an earlier step points at
-noise that is gone. The clean sample that the sampler computes of it stays about the same. A skipped
-step is therefore given the output that leads from its own latents to the clean sample of the last
-computed step, or a little further along the line through the last two. Measured on trained weights:
-benchmarks/notes/noisy_samplers.md.
+noise that is gone. The clean sample that the sampler computes from the output stays about the same.
+So a skipped step is given another output: the one that leads from its own latents to the clean
+sample of the last computed step. Between full steps it leads a little further, along the line
+through their clean samples. Measured on trained weights: benchmarks/notes/noisy_samplers.md.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chipsparse.skip.correction import GIVEN, Made
+from chipsparse.skip.correction import PER_TOKEN, STEP_ARGUMENTS
+from chipsparse.skip.step_log import StepKind, StepOrigin
 
-# Classes of diffusers by how they compute a clean sample. Those of `STRAIGHT_FLOW` go from noise to
-# a clean sample by a straight line, whatever their config says of predictions.
+# Classes of diffusers, by how they compute a clean sample. The first ones go from noise to a clean
+# sample in a straight line, whatever prediction type their config has.
 STRAIGHT_FLOW = (
     "FlowMatchEulerDiscreteScheduler",
     "FlowMatchLCMScheduler",
     "LTXEulerAncestralRFScheduler",
 )
-# These add noise to a clean sample of constant size, so that the variance of the latents grows.
+# Latents are a clean sample of constant size plus noise, so their variance grows with the noise.
 GROWING_VARIANCE = ("EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler")
-# These keep the variance of the latents, by cumulative products at the timesteps of the training.
+# Latents have a constant variance, by cumulative products at the timesteps of the training.
 CONSTANT_VARIANCE = (
     "DDIMScheduler",
     "DDIMParallelScheduler",
@@ -37,18 +38,18 @@ CONSTANT_VARIANCE = (
     "CogVideoXDDIMScheduler",
     "CogVideoXDPMScheduler",
 )
-# These have a `_sigma_to_alpha_sigma_t`, and do either by their config.
+# Latents are of either kind, by the config: `_sigma_to_alpha_sigma_t` has both scales.
 BY_THEIR_SIGMAS = (
     "DPMSolverMultistepScheduler",
     "DPMSolverSinglestepScheduler",
     "SASolverScheduler",
 )
-# Of the noise before, these keep nothing in the latents. What they compute of clean samples jumps
-# with the noise, and a line through two of these lost up to 1 dB.
+# Each step replaces all noise in the latents. Clean samples jump with the noise, and a line through
+# two of them lost up to 1 dB.
 ALL_NOISE_IS_NEW = ("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", "LCMScheduler")
-# The part of the line through the last two clean samples: a skipped step that is r of their
-# distance behind the last one goes on by `LINE` r / (1 + r) of their difference. Without the
-# denominator it lost up to 4 dB in the long gaps of few full steps.
+# The line through the last two clean samples, damped. If the sigma of a skipped step is r times
+# their difference of sigmas after the last one, `LINE` r / (1 + r) of the clean samples' difference
+# is added. Without the denominator it lost up to 4 dB in the long intervals of few full steps.
 LINE = 0.5
 
 
@@ -57,10 +58,10 @@ class CleanSampleForm(NamedTuple):
 
     sample_scale: torch.Tensor | float
     output_scale: torch.Tensor | float
-    level: torch.Tensor  # the noise in the latents, which falls to 0
+    sigma: torch.Tensor  # the noise in the latents, which falls to 0
 
     def clean(self, sample: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-        """Return the clean sample, in fp32, of latents and the model's output, of one shape."""
+        """Return the clean sample, in fp32, by latents and the model's output, of one shape."""
         return self.sample_scale * sample.float() - self.output_scale * output.float()
 
     def output(
@@ -71,8 +72,7 @@ class CleanSampleForm(NamedTuple):
     ) -> torch.Tensor:
         """Return the output that leads from latents to a clean sample, in the dtype of `otherwise`.
 
-        Latents without noise are their own clean sample, whatever the output: there it is that of
-        `otherwise`.
+        Latents without noise are their own clean sample, by any output: there it is `otherwise`.
         """
         scale = torch.as_tensor(self.output_scale, dtype=torch.float32, device=sample.device)
         leading = (self.sample_scale * sample.float() - clean) / scale
@@ -80,19 +80,19 @@ class CleanSampleForm(NamedTuple):
 
 
 class _CleanSample(NamedTuple):
-    """What a computed step predicts of the clean sample."""
+    """The clean sample that a computed step predicts."""
 
-    level: torch.Tensor  # of the noise in its latents
+    sigma: torch.Tensor  # the noise in its latents
     tensor: torch.Tensor  # fp32
-    is_full: bool  # all of the step was computed
+    is_full: bool  # the step was computed in full
 
 
 def clean_sample_form(
     scheduler: Any,  # of diffusers
-    step: int | None,  # its index; None where the scheduler does not count
+    step: int | None,  # its index; None if the scheduler does not count
     arguments: Mapping[str, Any],  # of the scheduler's `step`, by name
 ) -> CleanSampleForm | None:
-    """Return how a scheduler computes its clean sample at a step; None where that is not known."""
+    """Return how a scheduler computes its clean sample at a step; None if that is not known."""
     name = _known_name(scheduler)
     if name is None:
         return None
@@ -101,19 +101,19 @@ def clean_sample_form(
     if name in CONSTANT_VARIANCE:
         timestep = torch.as_tensor(arguments["timestep"]).to(scheduler.alphas_cumprod.device)
         product = scheduler.alphas_cumprod[timestep.long()]
-        return _of_prediction(prediction, product**0.5, (1 - product) ** 0.5)
+        return _form_of_prediction(prediction, product**0.5, (1 - product) ** 0.5)
     if step is None:
         return None
-    tokens = arguments.get("per_token_timesteps")
+    tokens = arguments.get(PER_TOKEN)
     if tokens is not None:
-        level = (tokens / config.num_train_timesteps)[..., None]
-        return CleanSampleForm(1.0, level, level)
+        token_sigmas = (tokens / config.num_train_timesteps)[..., None]
+        return CleanSampleForm(1.0, token_sigmas, token_sigmas)
     sigma = torch.as_tensor(scheduler.sigmas[step])
     if name in STRAIGHT_FLOW:
-        distance = sigma - 1 if config.get("invert_sigmas") else sigma
-        return CleanSampleForm(1.0, distance, distance.abs())
+        sigma_to_clean = sigma - 1 if config.get("invert_sigmas") else sigma
+        return CleanSampleForm(1.0, sigma_to_clean, sigma_to_clean.abs())
     if name in BY_THEIR_SIGMAS:
-        return _of_prediction(prediction, *scheduler._sigma_to_alpha_sigma_t(sigma))
+        return _form_of_prediction(prediction, *scheduler._sigma_to_alpha_sigma_t(sigma))
     if prediction == "epsilon":
         return CleanSampleForm(1.0, sigma, sigma)
     if prediction == "v_prediction":
@@ -128,7 +128,7 @@ def _known_name(scheduler: Any) -> str | None:
     return next((base.__name__ for base in type(scheduler).__mro__ if base.__name__ in known), None)
 
 
-def _of_prediction(
+def _form_of_prediction(
     prediction: str,
     signal: torch.Tensor,
     noise: torch.Tensor,
@@ -148,18 +148,18 @@ def _of_prediction(
 class NoisySteps:
     """The ``step`` of a scheduler, which reuses the clean sample at skipped steps if it adds noise.
 
-    Whether noise is added is seen by the random numbers that a step draws, or is given: options,
-    arguments and subclasses decide it, and it may begin and end within a generation.
+    A step adds noise if it draws random numbers, or is given some. Options, arguments and
+    subclasses decide that, and it may change within a generation.
     """
 
     def __init__(
         self,
         scheduler: Any,
-        step: Callable[..., Any],  # its own, whatever that does besides
-        parameters: Sequence[str],  # names of those of `step`, in their order
-        # The origin of the step's outputs; None where it is not known, or nothing is skipped.
-        origin: Callable[[], Made | None],
-        # Is told of each computed step that adds noise whether its clean sample is known.
+        step: Callable[..., Any],  # its own, whatever else that does
+        parameters: Sequence[str],  # the names of the parameters of `step`, in their order
+        # Returns the origin of the step's outputs; None if it is unknown, or nothing is skipped.
+        origin: Callable[[], StepOrigin | None],
+        # Is told at each computed step that adds noise whether its clean sample is known.
         noted: Callable[[Any, bool], None],
     ) -> None:
         self._scheduler = scheduler
@@ -168,17 +168,18 @@ class NoisySteps:
         self._origin = origin
         self._noted = noted
         self._computed: list[_CleanSample] = []  # of the last computed steps, two at most
-        self.adds_noise = False  # the last step did
+        self.adds_noise = False  # the last step added noise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Step the scheduler, at a skipped step with the output that leads to the clean sample."""
         origin = self._origin()
         arguments = dict(zip(self._parameters, args, strict=False)) | kwargs
-        if origin is None or not arguments.keys() >= set(GIVEN):
+        if origin is None or not arguments.keys() >= set(STEP_ARGUMENTS):
             self.drop()
             return self._step(*args, **kwargs)
         sample = arguments["sample"]
         output = arguments["model_output"]
-        if origin.kind == "reused":
+        if origin.kind is StepKind.REUSED:
             output = self._reused(sample, output, arguments)
             if "model_output" in kwargs:
                 kwargs["model_output"] = output
@@ -195,7 +196,7 @@ class NoisySteps:
         self.adds_noise = drawn or _is_given_noise(self._scheduler, arguments)
         if not self.adds_noise:
             self._computed.clear()
-        elif origin.kind != "reused":
+        elif origin.kind is not StepKind.REUSED:
             self._keep(sample, output, arguments, origin)
         return stepped
 
@@ -209,19 +210,19 @@ class NoisySteps:
         sample: torch.Tensor,
         output: torch.Tensor,
         arguments: Mapping[str, Any],
-        origin: Made,
+        origin: StepOrigin,
     ) -> None:
-        """Keep the clean sample of a computed step, which the scheduler has counted."""
+        """Keep the clean sample of a computed step, after which the scheduler was stepped."""
         counted = getattr(self._scheduler, "step_index", None)
         step = None if counted is None else counted - 1
-        # An output with more channels than the latents has a variance, too.
+        # An output with more channels than the latents also predicts a variance.
         is_whole = output.shape == sample.shape
         form = clean_sample_form(self._scheduler, step, arguments) if is_whole else None
         before = [] if origin.restarted else self._computed[-1:]
         self._computed = []
         if form is not None:
             tensor = form.clean(sample, output)
-            clean = _CleanSample(form.level, tensor, origin.kind == "full")
+            clean = _CleanSample(form.sigma, tensor, origin.kind is StepKind.FULL)
             self._computed = [*before, clean]
         self._noted(self._scheduler, form is not None)
 
@@ -231,17 +232,17 @@ class NoisySteps:
         output: torch.Tensor,
         arguments: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Return the output that leads to the clean sample; the given one where none is known."""
+        """Return the output that leads to the clean sample; the given one if none is known."""
         if not self._computed or self._computed[-1].tensor.shape != sample.shape:
             return output
         step = getattr(self._scheduler, "step_index", None)
         form = clean_sample_form(self._scheduler, step, arguments)
         if form is None:
             return output
-        return form.output(sample, self._continued(form.level), output)
+        return form.output(sample, self._continued(form.sigma), output)
 
-    def _continued(self, level: torch.Tensor) -> torch.Tensor:
-        """Return the clean sample for a noise level behind that of the last computed step."""
+    def _continued(self, sigma: torch.Tensor) -> torch.Tensor:
+        """Return the clean sample for a sigma after that of the last computed step."""
         *before, last = self._computed
         has_line = (
             bool(before)
@@ -251,15 +252,15 @@ class NoisySteps:
         )
         if not has_line:
             return last.tensor
-        distance = (level - last.level) / (last.level - before[0].level)
-        # Levels that are equal, or do not go on in one direction, have no line.
-        goes_on = (distance > 0) & distance.isfinite()
-        part = torch.where(goes_on, LINE * distance / (1 + distance), 0.0)
-        return last.tensor + part * (last.tensor - before[0].tensor)
+        ratio = (sigma - last.sigma) / (last.sigma - before[0].sigma)
+        # Sigmas that are equal, or turn round, have no line.
+        has_ratio = (ratio > 0) & ratio.isfinite()
+        fraction = torch.where(has_ratio, LINE * ratio / (1 + ratio), 0.0)
+        return last.tensor + fraction * (last.tensor - before[0].tensor)
 
 
 def _generators(arguments: Mapping[str, Any], device: torch.device) -> list[torch.Generator]:
-    """Return what a step may draw its noise from: PyTorch's own generators, and given ones."""
+    """Return the generators that a step may draw noise from: PyTorch's own, and given ones."""
     given = arguments.get("generator")
     generators = [torch.default_generator]
     if given is not None:
@@ -270,7 +271,7 @@ def _generators(arguments: Mapping[str, Any], device: torch.device) -> list[torc
 
 
 def _is_given_noise(scheduler: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a step's noise is an argument, or of a sampler with generators of its own."""
+    """Return whether a step's noise is an argument, or the scheduler has generators of its own."""
     given = arguments.get("variance_noise")
     return given is not None or getattr(scheduler, "noise_sampler", None) is not None
 
@@ -283,15 +284,15 @@ def clean_bytes(latents: torch.Tensor) -> int:
 def step_parameters(scheduler: Any) -> tuple[str, ...]:
     """Return the names of the parameters of a scheduler's `step`, in the order of pipelines.
 
-    A `step` of the user's may name them otherwise, or take anything: pipelines call it as that of
-    the class of diffusers which it stands for.
+    A `step` of the user's may have other names, or take any arguments. Pipelines call it like the
+    one of its base class in diffusers.
     """
-    own = [base for base in type(scheduler).__mro__ if base.__module__.startswith("diffusers.")]
-    step = next((vars(base)["step"] for base in own if "step" in vars(base)), None)
+    bases = [base for base in type(scheduler).__mro__ if base.__module__.startswith("diffusers.")]
+    step = next((vars(base)["step"] for base in bases if "step" in vars(base)), None)
     if step is not None:
         return tuple(inspect.signature(step).parameters)[1:]
     try:
         names = tuple(inspect.signature(scheduler.step).parameters)
     except ValueError:  # written in C
-        return GIVEN
-    return names if set(names) >= set(GIVEN) else GIVEN
+        return STEP_ARGUMENTS
+    return names if set(names) >= set(STEP_ARGUMENTS) else STEP_ARGUMENTS

@@ -25,6 +25,9 @@ class HeldOutputs:
     def __init__(self) -> None:
         self._held: dict[str, list[HeldOutput]] = {}
 
+    def __contains__(self, branch: str) -> bool:
+        return branch in self._held
+
     def hold(self, branch: str, time: float, output: torch.Tensor, *, both: bool = False) -> None:
         """Keep a copy of a branch's output, and the output before it only if asked to."""
         held = HeldOutput(time, output.clone())  # the caller may change it in place

@@ -2,87 +2,70 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from chipsparse.report.generation import GenerationReport, StepRecord
 from chipsparse.skip.clean_samples import NoisySteps, step_parameters
-from chipsparse.skip.correction import SOLVERS, CorrectedSteps, Kind, Made, solver_class
-from chipsparse.skip.patched_step import wrap_step
-from chipsparse.sparse.plan import Action
+from chipsparse.skip.correction import SOLVERS, CorrectedSteps, solver_class
+from chipsparse.skip.patched_step import Step, wrap_step
+from chipsparse.skip.step_log import LoggedCall, StepLog, StepOrigin
 
 INSTEAD = "a sampler without noise comes closer, as do more full steps"
 NOT_STEPPED = "the loop does not step its scheduler as pipelines do"
 
 
-@dataclass(frozen=True)
-class _Followed:
-    """A scheduler whose steps are wrapped."""
+class Report(Protocol):
+    """The report of a generation, as far as it is told of schedulers' steps."""
 
-    noisy: NoisySteps
-    corrected: CorrectedSteps | None  # None where skipped steps cannot be put right
-    undo: Callable[[], None]
+    quality: str | None  # the name of the config in its profile, where it has one
 
-    def drop(self) -> None:
-        self.noisy.drop()
-        if self.corrected is not None:
-            self.corrected.drop()
+    def correct(self, steps: range, /) -> None:
+        """Note that the skipped steps among these were corrected."""
+
+    def note(self, sentence: str, /) -> None:
+        """Note once what the user may want to know."""
+
+    def warn_of_quality(self, sentence: str, /) -> None:
+        """Note and warn of what makes the result worse than usual with its config."""
 
 
-class StepCorrection:
-    """Wraps the steps of the schedulers of one enabled pipeline.
+class _FollowedScheduler:
+    """A scheduler whose steps are wrapped.
 
-    Steps of an unknown loop with one of these schedulers stay as they are. In the pipeline's own
-    loop deep copies of a scheduler are the pipeline's, for another kind of latents.
-
-    Args:
-        report: the report of the pipeline's transformers.
-        loop: gives the kind of the running loop: "pipeline", "generation" or "unknown".
+    Reused clean samples are outermost, so the corrector and the scheduler are given their outputs.
     """
 
-    def __init__(self, report: GenerationReport, loop: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        origin: Callable[[], StepOrigin | None],
+        origin_to_correct: Callable[[], StepOrigin | None],
+        report: Report,
+        copied: Callable[[Any], None],
+    ) -> None:
+        self.noisy: NoisySteps
+        self.corrected: CorrectedSteps | None = None  # None if the scheduler cannot correct steps
+        self._scheduler = scheduler
+        self._parameters = step_parameters(scheduler)
+        self._origin = origin
+        self._origin_to_correct = origin_to_correct
         self._report = report
-        self._loop = loop
-        self._wanted: list[Any] = []
-        self._followed: dict[int, _Followed] = {}
-        self._stepped: StepRecord | None = None  # the last call that a wrapped step came after
-        self._over: StepRecord | None = None  # the last call of the last generation
+        self.undo = wrap_step(scheduler, self._wrapped, copied)
 
-    def follow(self, schedulers: Iterable[Any]) -> None:
-        """Wraps the steps of these schedulers, and of no others."""
-        wanted = {id(scheduler): scheduler for scheduler in schedulers if scheduler is not None}
-        for number in self._followed.keys() - wanted.keys():
-            self._followed.pop(number).undo()
-        for scheduler in wanted.values():
-            self._wrap(scheduler)
-        self._wanted = list(wanted.values())
+    def _wrapped(self, step: Step) -> Step:
+        scheduler = self._scheduler
+        if why_not_corrected(scheduler) is None:
+            correct = self._report.correct
+            step = self.corrected = CorrectedSteps(scheduler, step, self._without_noise, correct)
+        self.noisy = NoisySteps(scheduler, step, self._parameters, self._origin, self._note_noise)
+        return self.noisy
 
-    def _wrap(self, scheduler: Any) -> None:
-        if id(scheduler) in self._followed or not callable(getattr(scheduler, "step", None)):
-            return
-        parameters = step_parameters(scheduler)
-        corrected: CorrectedSteps | None = None
-        noisy: NoisySteps
-
-        def wrap(step: Callable[..., Any]) -> NoisySteps:
-            nonlocal corrected, noisy
-            if why_not_corrected(scheduler) is None:
-                step = corrected = CorrectedSteps(
-                    scheduler,
-                    step,
-                    lambda: None if noisy.adds_noise else self._corrected_origin(),
-                    self._report.correct,
-                )
-            noisy = NoisySteps(scheduler, step, parameters, self._origin, self._note_noise)
-            return noisy
-
-        undo = wrap_step(scheduler, wrap, self._copied)
-        self._followed[id(scheduler)] = _Followed(noisy, corrected, undo)
+    def _without_noise(self) -> StepOrigin | None:
+        """Return the origin of a step that is to be corrected: solvers must add no noise."""
+        return None if self.noisy.adds_noise else self._origin_to_correct()
 
     def _note_noise(self, scheduler: Any, is_known: bool) -> None:
-        """Says what a sampler that adds noise costs, and what would cost nothing."""
+        """Say what skipped steps cost with a sampler that adds noise, and what would cost less."""
         name = type(scheduler).__name__
         quality = self._report.quality
         what = "this config" if quality is None else f"quality {quality}"
@@ -98,72 +81,107 @@ class StepCorrection:
             )
         self._report.warn_of_quality(f"{name} adds noise at its steps: {reused}; {INSTEAD}")
 
+    def drop(self) -> None:
+        """Free what is kept over skipped steps."""
+        self.noisy.drop()
+        if self.corrected is not None:
+            self.corrected.drop()
+
+
+class StepCorrection:
+    """Wraps the steps of the schedulers of one enabled pipeline.
+
+    Steps of an unknown loop with one of these schedulers stay as they are. In the pipeline's own
+    loop deep copies of a scheduler are the pipeline's, for another kind of latents.
+
+    Args:
+        report: the report of the pipeline's transformers.
+        log: the finished calls of these transformers.
+        loop: gives the kind of the running loop: "pipeline", "generation" or "unknown".
+    """
+
+    def __init__(self, report: Report, log: StepLog, loop: Callable[[], str]) -> None:
+        self._report = report
+        self._log = log
+        self._loop = loop
+        self._wanted: list[Any] = []
+        self._followed: dict[int, _FollowedScheduler] = {}
+        self._stepped: LoggedCall | None = None  # the last call that a wrapped step came after
+
+    def follow(self, schedulers: Iterable[Any]) -> None:
+        """Wrap the steps of these schedulers, and of no others."""
+        wanted = {id(scheduler): scheduler for scheduler in schedulers if scheduler is not None}
+        for number in self._followed.keys() - wanted.keys():
+            self._followed.pop(number).undo()
+        for scheduler in wanted.values():
+            self._wrap(scheduler)
+        self._wanted = list(wanted.values())
+
+    def _wrap(self, scheduler: Any) -> None:
+        if id(scheduler) in self._followed or not callable(getattr(scheduler, "step", None)):
+            return
+        self._followed[id(scheduler)] = _FollowedScheduler(
+            scheduler,
+            self._origin,
+            self._origin_to_correct,
+            self._report,
+            self._copied,
+        )
+
     def _copied(self, scheduler: Any) -> None:
         if self._loop() == "pipeline":
             self._wrap(scheduler)
 
     @property
     def is_on(self) -> bool:
+        """True if any scheduler is followed."""
         return bool(self._wanted)
 
     def follows(self, scheduler: Any) -> bool:
+        """Return True for a scheduler that `follow` was given."""
         return any(scheduler is wanted for wanted in self._wanted)
 
     def note_uncorrected(self, reason: str | None, step: int | None = None) -> None:
-        """Notes where a skipped step cannot be put right, once nothing more comes of it.
+        """Note that skipped steps stay uncorrected, once nothing can correct them any more.
 
-        `reason` is why the loop's scheduler cannot put steps right, if so. `step` is that of the
-        call that comes next, None behind the last one.
+        Args:
+            reason: why the loop's scheduler cannot correct steps; None if it can.
+            step: the step of the next call; None after the last one, which frees what is kept.
         """
-        last = self._report.steps[-1] if self._report.steps else None
-        if last is not None and last.action is Action.SKIP and last.step != step:
-            wanted = last.plan is not None and last.plan.config.schedule.correct
-            placed = all(
-                each.corrected.is_placed for each in self._followed.values() if each.corrected
+        last = self._log.last
+        if last is not None and last.is_skipped and last.step != step:
+            located = all(
+                each.corrected.is_located for each in self._followed.values() if each.corrected
             )
             adds_noise = any(each.noisy.adds_noise for each in self._followed.values())
-            if wanted and not adds_noise and not (self._stepped is last and placed):
+            stepped = self._stepped is last and located
+            if last.wants_correction and not adds_noise and not stepped:
                 self._report.note(f"skipped steps are not corrected: {reason or NOT_STEPPED}")
         if step is None:
             self.follow(self._wanted)  # and no copies any more
-            self._over = last
+            self._log.clear()
+            self._stepped = None
             for each in self._followed.values():
                 each.drop()
 
-    def _last(self) -> StepRecord | None:
-        """The last call, if it is of a generation with skipped steps that is not over."""
-        last = self._report.steps[-1] if self._report.steps else None
-        if last is None or last is self._over or last.plan is None or self._loop() == "unknown":
+    def _origin(self) -> StepOrigin | None:
+        """Return the origin of a step's outputs; None if the generation skips no step."""
+        last = self._log.last
+        if last is None or not last.skips_any or self._loop() == "unknown":
             return None
-        return last if last.plan.schedule.skips_any else None
+        return self._log.origin()
 
-    def _corrected_origin(self) -> Made | None:
-        """The origin of the outputs of a step, where skipped ones are to be put right."""
-        last = self._last()
-        if last is None or last.plan is None or not last.plan.corrects_any:
+    def _origin_to_correct(self) -> StepOrigin | None:
+        """Return the origin of a step's outputs; None if the generation corrects no step."""
+        last = self._log.last
+        if last is None or not last.corrects or self._loop() == "unknown":
             return None
         self._stepped = last
-        return self._origin()
-
-    def _origin(self) -> Made | None:
-        """The origin of the outputs of the step to which the transformers were called last."""
-        last = self._last()
-        if last is None:
-            return None
-        records = itertools.takewhile(
-            lambda record: record.place == last.place,
-            reversed(self._report.steps),
-        )
-        actions, branches, restarted = zip(
-            *((record.action, record.branch, record.restarted) for record in records),
-            strict=True,
-        )
-        kind = _kind({*actions})
-        return None if kind is None else Made(last.step, kind, frozenset(branches), any(restarted))
+        return self._log.origin()
 
 
 def why_not_corrected(scheduler: Any) -> str | None:
-    """Return why steps of a scheduler cannot be put right: known are solvers of a straight flow."""
+    """Return why a scheduler's steps cannot be corrected: solvers of a straight flow's can be."""
     name = type(scheduler).__name__
     config = getattr(scheduler, "config", {})
     known = solver_class(scheduler)
@@ -183,17 +201,10 @@ def why_not_corrected(scheduler: Any) -> str | None:
 
 
 def shift_of(scheduler: Any) -> float:
-    """The flow shift with which a schedule would have its middle level; 1 where it has none."""
+    """Return the flow shift that would give a schedule its middle sigma; 1 for short schedules."""
     sigmas = getattr(scheduler, "sigmas", None)
     if sigmas is None or len(sigmas) < 2:
         return 1.0
-    level = float(sigmas[(len(sigmas) - 1) // 2])
-    level = 1 - level if scheduler.config.get("invert_sigmas") else level
-    return level / (1 - level) if level < 1 else 1.0
-
-
-def _kind(actions: set[Action]) -> Kind | None:
-    """None where a branch is skipped and another one is not."""
-    if Action.SKIP in actions:
-        return "reused" if len(actions) == 1 else None
-    return "sparse" if Action.SPARSE in actions else "full"
+    sigma = float(sigmas[(len(sigmas) - 1) // 2])
+    sigma = 1 - sigma if scheduler.config.get("invert_sigmas") else sigma
+    return sigma / (1 - sigma) if sigma < 1 else 1.0

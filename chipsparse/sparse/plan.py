@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from chipsparse.config import PARTS, ConfigError, Dense, LayerPart, Part, SparsityConfig
@@ -47,12 +47,6 @@ class SparsityPlan:
     @property
     def corrects_any(self) -> bool:
         return self.corrects and self.config.schedule.correct and self.schedule.skips_any
-
-    def differs_in_prompts_only(self, other: SparsityPlan) -> bool:
-        """Return True where two plans differ in text tokens and samples at most, as branches do."""
-        names = ("text_tokens", "batch", "guided_in_batch", "share", "padding_rows", "samples")
-        of_prompts = {name: getattr(self.layout, name) for name in names}
-        return replace(other, layout=replace(other.layout, **of_prompts)) == self
 
     @cached_property
     def step_actions(self) -> tuple[Action, ...]:

@@ -1,8 +1,8 @@
-"""One patched transformer: its generation in progress, its caches, its captured steps."""
+"""The layers of one patched transformer in a generation: caches and captured steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -17,9 +17,8 @@ from chipsparse.parallel.agreement import Agreement
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.nothing_sparse import dense_notes
 from chipsparse.report.recorder import CallRecorder
-from chipsparse.skip.conditions import Conditioning
-from chipsparse.skip.held_outputs import HeldOutputs
 from chipsparse.skip.position import StepContext
+from chipsparse.skip.session import Decision
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.offload import OffloadPool
@@ -51,17 +50,38 @@ class Layers(dict[int, AnyLayer]):
         return layer
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What the code around a model says of one call."""
+
+    layout: ModelLayout  # its sizes; branches may differ in text tokens and batch
+    device: torch.device
+    demand: Callable[[], MemoryDemand] = MemoryDemand  # called once per branch
+    # Why the call, where it is not skipped, can only run as without chipsparse: in the model's own
+    # order of tokens, with nothing recorded or read.
+    why_not_cached: str | None = None
+    # Full attention is faster as ours than as the model's, so that layers compute it where nothing
+    # is recorded, too. Where nothing is sparse or skipped the model stays as it is.
+    has_faster_attention: bool = False
+
+
 @dataclass
-class _Branch:
-    """The progress of one guidance branch in a generation."""
+class BranchState:
+    """What the layers of one guidance branch have recorded in a generation."""
 
     plan: SparsityPlan
     recorded: Action | None = None  # see `SparsityPlan.taken`
-    last_step: int = -1  # at which it was called
     refreshed_at: int = -1  # step of its last refresh
     dense: Mapping[LayerPart, str] = field(default_factory=dict)  # see `StepState`
     captures: bool = False  # likewise
-    conditioning: Conditioning | None = None  # of its last call, where that is known
+
+    def action(self, step: int) -> Action:
+        """Return the planned action of a step that is computed, raised to a fuller one.
+
+        A sparse step is raised where no refresh recorded its inputs.
+        """
+        action = self.plan.taken(step, self.recorded)
+        return Action.DENSE if action is Action.SKIP else action
 
 
 @dataclass
@@ -69,35 +89,21 @@ class _Generation:
     """The generation in progress."""
 
     budgets: ColumnBudgets
-    number: int = 0  # from 1; 0 before the first
     caching: bool = False  # anything is sparse, so that layers record for later
-    branches: dict[str, _Branch] = field(default_factory=dict)
+    branches: dict[str, BranchState] = field(default_factory=dict)
     plan: SparsityPlan | None = None  # of the branch that was called last
     # Of the video or image tokens and its inverse, int64 [N]; None: unchanged.
     order: tuple[torch.Tensor, torch.Tensor] | None = None
-    held: HeldOutputs = field(default_factory=HeldOutputs)  # that skipped calls are made from
     all_dense: list[str] | None = None  # why no layer can run sparse, until it is said
-    held_bytes: tuple[int, int] = (0, 0)  # of the caches when last counted: all, and on the host
-
-    def aligned(self, layout: ModelLayout, config: SparsityConfig) -> ModelLayout:
-        """A branch's layout, with query blocks that lie as those of the first branch."""
-        first = next((branch.plan.layout for branch in self.branches.values()), layout)
-        return aligned(layout, first, config) if self.caching else layout
-
-    def includes(self, context: StepContext, plan: SparsityPlan) -> bool:
-        known = self.branches.get(context.branch)
-        return (
-            context.generation == self.number
-            and (known is None or known.plan == plan)
-            and all(own.plan.differs_in_prompts_only(plan) for own in self.branches.values())
-        )
+    cached_bytes: tuple[int, int] = (0, 0)  # of the caches when last counted: all, and on the host
 
 
-class Session:
-    """Owns the state of one transformer: caches, captured steps, and the layers that use them.
+class SparseSession:
+    """Owns the layers of one transformer, their caches and their captured steps.
 
-    Every transformer call runs between `begin` and `end`; whoever opens a call resets the session
-    if the call raises. Nothing but host memory, emptied, survives into another generation.
+    It never decides whether a call is skipped: `SkipSession` does. Every transformer call runs
+    between `begin` and `end`. Whoever opens a call resets the session if the call raises. Nothing
+    but host memory, emptied, survives into another generation.
     """
 
     def __init__(
@@ -173,102 +179,137 @@ class Session:
 
     # One transformer call.
 
-    def begin(
-        self,
-        context: StepContext,
-        layout: ModelLayout,  # branches may differ in text tokens and batch
-        device: torch.device,
-        demand: Callable[[], MemoryDemand] = MemoryDemand,  # called once per branch
-        # Why this call, where it is not skipped, can only run as without chipsparse: in the model's
-        # own order of tokens, with nothing recorded or read.
-        why_not_cached: str | None = None,
-        *,
-        # Full attention is faster as ours than as the model's, so that layers compute it where
-        # nothing is recorded, too. Where nothing is sparse or skipped the model stays as it is.
-        has_faster_attention: bool = False,
-        # A change since the last call of its branch starts that anew: nothing that it kept is used.
-        conditioning: Conditioning | None = None,
-    ) -> StepState:
-        """Opens a transformer call and returns what its layers are handed.
+    def plan_for(self, place: StepContext, layout: ModelLayout) -> SparsityPlan:
+        """Return the plan of a call at a position, with query blocks as in the first branch.
 
-        A generation that starts late (image to video, the second expert of Wan 2.2) is right
-        without special cases: see `SparsityPlan.taken`. Raises `BudgetError` where the memory
-        budgets leave no room for the caches of a single layer, and `ValueError` for static columns
-        of another number of tokens.
+        Raises:
+            ValueError: for static columns of another number of tokens.
         """
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
         config = self.config_for(layout)
-        own = self._generation.aligned(layout, config)
-        plan = SparsityPlan(config, own, context.steps, context.first, context.corrects)
-        is_first = not self._generation.includes(context, plan)
-        restarted = is_first and context.generation == self._generation.number
-        if is_first:
-            plan = replace(plan, layout=layout)
+        generation = self._generation
+        if generation.caching and generation.branches:
+            first = next(iter(generation.branches.values()))
+            layout = aligned(layout, first.plan.layout, config)
+        plan = SparsityPlan(config, layout, place.steps, place.first, place.corrects)
+        known = generation.branches.get(place.branch)
+        # The plan of the branch's last call has computed its actions already.
+        return known.plan if known is not None and known.plan == plan else plan
+
+    def begin(self, decision: Decision, plan: SparsityPlan, reading: Reading) -> StepState:
+        """Open a transformer call and return what its layers are handed.
+
+        A generation that starts late (image to video, the second expert of Wan 2.2) is right
+        without special cases: see `SparsityPlan.taken`.
+
+        Args:
+            decision: the answer of `SkipSession.begin`. A skipped call runs no layer.
+            plan: the one of `plan_for`.
+            reading: what the code around the model says of the call.
+
+        Raises:
+            BudgetError: where the memory budgets leave no room for the caches of a single layer.
+        """
+        place = decision.place
+        device = reading.device
+        if decision.starts:
+            plan = replace(plan, layout=reading.layout)
             self.reset()
-            self._generation = self._new_generation(context.generation, plan, device)
+            self._generation = self._new_generation(plan, device)
         generation = self._generation
         generation.plan = plan
-        branch = generation.branches.setdefault(context.branch, _Branch(plan))
-        before = branch.conditioning
-        branch.conditioning = conditioning
-        changed = None if conditioning is None else conditioning.change(before)
-        if changed is not None:
-            self._drop(context.branch)
-        action = plan.taken(context.step, branch.recorded)
-        caching = generation.caching and why_not_cached is None
-        left_alone = generation.caching and why_not_cached and action is not Action.SKIP
-        if left_alone:
-            action = Action.DENSE
+        branch = generation.branches.setdefault(place.branch, BranchState(plan))
+        if decision.changed is not None:
+            self._drop(place.branch)
+        can_cache = generation.caching and reading.why_not_cached is None
+        action = self._action(decision, branch, reading)
         if action is Action.REFRESH:
-            branch.refreshed_at = context.step
+            branch.refreshed_at = place.step
+        record = self._begin_record(decision, action, plan, device)
+        self._say(decision, branch, record, reading)
+        if can_cache and place.branch not in self._caches:
+            self._admit(place.branch, device, reading.demand(), is_first=decision.starts)
+        differs = generation.caching or plan.schedule.skips_any
+        replaces = self.config.attention.in_fp8 or (reading.has_faster_attention and differs)
+        self.state = StepState(
+            plan,
+            place,
+            record,
+            can_cache,
+            branch.refreshed_at,
+            branch.dense,
+            generation.budgets,
+            branch.captures,
+            replaces_attention=replaces and reading.why_not_cached is None,
+        )
+        if self._agreement.columns is not None:
+            self._agreement.columns.open(place.step, action, plan.layout)
+        if not decision.is_skipped:
+            record.timer = StepTimer(device)
+            self._caches.start(place.branch, action)
+        return self.state
+
+    def _action(self, decision: Decision, branch: BranchState, reading: Reading) -> Action:
+        """Return the action that a call takes."""
+        if decision.is_skipped:
+            return Action.SKIP
+        is_left_alone = self._generation.caching and reading.why_not_cached is not None
+        if is_left_alone:
+            return Action.DENSE
+        return branch.action(decision.place.step)
+
+    def _begin_record(
+        self,
+        decision: Decision,
+        action: Action,
+        plan: SparsityPlan,
+        device: torch.device,
+    ) -> StepRecord:
+        place = decision.place
         record = StepRecord(
-            context.step,
-            context.steps,
-            context.branch,
+            place.step,
+            place.steps,
+            place.branch,
             action,
             transformer=self.name,
-            restarted=restarted or changed is not None,
+            forecast=decision.is_forecast,
+            restarted=decision.restarts or decision.changed is not None,
         )
-        self.report.begin(context.generation, record)
+        self.report.begin(place.generation, record)
         self.recorder.begin(record, plan, device)
-        if changed is not None and action is not plan.step_action(context.step):
+        return record
+
+    def _say(
+        self,
+        decision: Decision,
+        branch: BranchState,
+        record: StepRecord,
+        reading: Reading,
+    ) -> None:
+        """Report what the call shows of the generation, and why it runs fuller than planned."""
+        plan = branch.plan
+        place = decision.place
+        changed = decision.changed
+        if changed is not None and record.action is not plan.step_action(place.step):
             self.report.fall_back(
                 f"calls run in full where {changed} changes: what was kept before is not used",
             )
-        if left_alone:
-            self.report.fall_back(f"calls of branch {context.branch} run dense: {why_not_cached}")
-        if is_first:
+        is_left_alone = self._generation.caching and not decision.is_skipped
+        if is_left_alone and reading.why_not_cached is not None:
+            self.report.fall_back(
+                f"calls of branch {place.branch} run dense: {reading.why_not_cached}",
+            )
+        if decision.starts:
             self.report.look_ahead(plan, record)
             skipping = why_skipping(self.config, plan, self.masked)
             if skipping is not None:
                 self.report.note(skipping)
         if branch.recorded is None:
-            for note in plan.notes(on_cpu=device.type == "cpu"):
+            for note in plan.notes(on_cpu=reading.device.type == "cpu"):
                 self.report.note(note)
-        if caching and context.branch not in self._caches:
-            self._admit(context.branch, device, demand(), is_first=is_first)
-        differs = generation.caching or plan.schedule.skips_any
-        ours = self.config.attention.in_fp8 or (has_faster_attention and differs)
-        self.state = StepState(
-            plan,
-            context,
-            record,
-            caching,
-            branch.refreshed_at,
-            branch.dense,
-            generation.budgets,
-            branch.captures,
-            replaces_attention=ours and why_not_cached is None,
-        )
-        if self._agreement.columns is not None:
-            self._agreement.columns.open(context.step, action, plan.layout)
-        if action is not Action.SKIP:
-            record.timer = StepTimer(device)
-            self._caches.start(context.branch, action)
-        return self.state
 
-    def _new_generation(self, number: int, plan: SparsityPlan, device: torch.device) -> _Generation:
+    def _new_generation(self, plan: SparsityPlan, device: torch.device) -> _Generation:
         caching = not plan.is_dense()
         order = None
         tile = self.config.tile
@@ -276,7 +317,7 @@ class Session:
             tokens = grids_permutation(plan.layout.grids, tile).to(device)
             order = tokens, inverse_permutation(tokens)
         budgets = ColumnBudgets(self._static_bits, None if order is None else order[0])
-        return _Generation(budgets, number, caching, order=order)
+        return _Generation(budgets, caching, order=order)
 
     def _admit(
         self,
@@ -324,70 +365,42 @@ class Session:
             if reasons is not None:
                 self.report.run_dense(reasons)
 
-    def end(self, output: torch.Tensor, *, is_last_branch: bool = False) -> None:
-        """Closes the call; no other branch is known to be called behind the last one."""
-        state = self._open_call()
-        generation = self._generation
-        plan = state.plan
-        context = state.context
-        record = state.record
+    def end(self, device: torch.device) -> None:
+        """Close the open call, of a model on this device."""
+        assert self.state is not None
+        record = self.state.record
         if isinstance(record.timer, StepTimer):
             record.timer.stop()
         self.recorder.end(self._pool.take_traffic())
-        branch = generation.branches[context.branch]
+        branch = self._generation.branches[self.state.branch]
         branch.recorded = recorded_after(record.action, branch.recorded)
-        self._count_memory(record, output.device)
-        branch.last_step = context.step
-        if context.steps is not None and context.step == context.steps - 1:
-            for name, other in generation.branches.items():
-                # Guidance may end before the last step, in whole or by one of several branches.
-                over = is_last_branch or other.last_step < context.step - 1
-                if other is branch or (over and other.recorded is not None):
-                    self._finish(name)
-        elif plan.schedule.skips_any and record.action is not Action.SKIP:
-            both = plan.schedule.forecasts_any
-            generation.held.hold(context.branch, context.time, output, both=both)
+        self._count_memory(record, device)
         self.state = None
+
+    def finish(self, branches: Iterable[str]) -> None:
+        """Free what branches have after their last step: what decodes the latents needs room."""
+        for branch in branches:
+            self._drop(branch)
+            if branch in self._caches:
+                self._caches.finish(branch)
+            self._generation.cached_bytes = self.cache_bytes(), self._pool.stored_bytes
 
     def _count_memory(self, record: StepRecord, device: torch.device) -> None:
         if record.action not in CACHED:  # others add nothing, and counting takes its time
-            held = self._generation.held_bytes = self.cache_bytes(), self._pool.stored_bytes
-            self.report.cache_bytes = max(self.report.cache_bytes, held[0])
-            self.report.host_bytes = max(self.report.host_bytes, held[1])
-        record.cache_bytes, record.host_bytes = self._generation.held_bytes
+            cached = self._generation.cached_bytes = self.cache_bytes(), self._pool.stored_bytes
+            self.report.cache_bytes = max(self.report.cache_bytes, cached[0])
+            self.report.host_bytes = max(self.report.host_bytes, cached[1])
+        record.cache_bytes, record.host_bytes = self._generation.cached_bytes
         allocated = device_allocated_bytes(device)
         if allocated is not None:
             record.allocated_bytes, record.peak_allocated_bytes = allocated
 
-    def _finish(self, branch: str) -> None:
-        """Frees what a branch has after its last step: what decodes the latents needs room."""
-        self._drop(branch)
-        self._generation.branches[branch].conditioning = None
-        if branch in self._caches:
-            self._caches.finish(branch)
-        self._generation.held_bytes = self.cache_bytes(), self._pool.stored_bytes
-
     def _drop(self, branch: str) -> None:
-        """Forgets what a branch recorded and computed, so that its next call is as its first."""
-        generation = self._generation
+        """Forget what a branch recorded, so that its next call is as its first."""
         if branch in self._caches:
             self.graphs.drop(branch)
             self._caches.drop(branch)
-        generation.branches[branch].recorded = None
-        generation.held.drop(branch)
-
-    def skipped_output(self) -> torch.Tensor:
-        """Return the output of a skipped call: its branch's last one, or a forecast from it."""
-        state = self._open_call()
-        held = self._generation.held
-        share = state.plan.schedule.forecast_share(state.context.step)
-        reach = share * held.reach(state.branch, state.context.time) if share else 0.0
-        state.record.forecast = reach != 0.0
-        return held.output(state.branch, reach)
-
-    def _open_call(self) -> StepState:
-        assert self.state is not None
-        return self.state
+        self._generation.branches[branch].recorded = None
 
     # What the model's adapter asks and says.
 

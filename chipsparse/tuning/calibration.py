@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from chipsparse.skip.correction import GIVEN
+from chipsparse.skip.correction import STEP_ARGUMENTS
 from chipsparse.skip.patched_step import Step, wrap_step
 from chipsparse.tuning.jump_costs import Trajectory
 
@@ -32,7 +32,7 @@ def watched_scheduler(scheduler: Any) -> Iterator[Callable[[], Trajectory]]:
 
     def watched(inner: Step) -> Step:
         def step(*args: Any, **kwargs: Any) -> Any:
-            given = {**dict(zip(GIVEN, args, strict=False)), **kwargs}
+            given = {**dict(zip(STEP_ARGUMENTS, args, strict=False)), **kwargs}
             names = ("model_output", "sample")
             output, sample = (given[name].detach().to("cpu", copy=True) for name in names)
             stepped = inner(*args, **kwargs)

@@ -38,9 +38,9 @@ class FastestKernel:
     """Measures kernels on the tensors themselves and remembers the ``times`` of every kind of them.
 
     Tensors are of one kind if devices, dtypes, shapes and strides are the same. Whoever runs many
-    steps owns one (`chipsparse.sparse.session.Session` does), so that all of them use the same
-    kernel: two kernels differ in rounding. So that another instance picks the same, near ties go to
-    the one that comes first.
+    steps owns one (`chipsparse.sparse.session.SparseSession` does), so that all of them use the
+    same kernel: two kernels differ in rounding. So that another instance picks the same, near ties
+    go to the one that comes first.
     """
 
     def __init__(

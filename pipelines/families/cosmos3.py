@@ -114,7 +114,7 @@ class Cosmos3Adapter(ProcessorTaggingAdapter):
         if makes_frames(arguments):
             self.session.report.fall_back(f"calls of branch {context.branch} {OTHER_GRIDS}")
             return
-        self.session.reset()
+        self.reset()
         self.session.report.run_dense(ACTIONS_ALONE)
         for site in self.feed_forward_sites:
             site.run_as(None)

@@ -182,7 +182,7 @@ class QwenImage21Adapter(ModelAdapter):
 
     def observe(self, context: StepContext, arguments: dict[str, Any]) -> None:
         if context.step == 0:
-            self.session.reset()
+            self.reset()
         if arguments.get(CACHE_MODE) is None:
             self.session.report.run_dense(NO_CACHE)
         for site in self.feed_forward_sites:

@@ -10,7 +10,7 @@ from PIL import Image
 import chipsparse
 from chipsparse.pipelines.call import call_pipeline
 from chipsparse.sparse.cache.memory_plan import BudgetError
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import SparseSession
 from tests.cli.conftest import CALL, change_json, command, modular_flux, names
 from tests.pipelines.families.ltx import tiny_ltx_pipeline
 from tests.pipelines.modular_families import FAMILIES
@@ -64,7 +64,7 @@ def test_an_error_in_the_loop_is_a_sentence(generate, modular_folder, workdir, m
     def refuse(*_, **__):
         raise BudgetError("there is no room for anything")
 
-    monkeypatch.setattr(Session, "begin", refuse)
+    monkeypatch.setattr(SparseSession, "begin", refuse)
     ran = generate("-o", "out.png", model=modular_folder)
     assert "there is no room for anything" in ran.sentence()
     assert "Error in block" not in ran.stderr + capfd.readouterr().err

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import SparseSession
 from tests.graph_stand_in import TapeRecorder
 from tests.tiny_models import tiny_wan_pipeline
 
@@ -25,6 +25,6 @@ def first_dense_kernel(monkeypatch):
 def recorder(monkeypatch):
     """A CPU's stand-in for CUDA graphs, with which all sessions of the test record their steps."""
     stand_in = TapeRecorder()
-    monkeypatch.setattr("chipsparse.api.Session", partial(Session, capturer=stand_in))
+    monkeypatch.setattr("chipsparse.api.SparseSession", partial(SparseSession, capturer=stand_in))
     yield stand_in
     assert (stand_in.dangling, stand_in.held) == (0, 0)

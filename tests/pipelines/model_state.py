@@ -20,9 +20,9 @@ def calls_begun(handle):
     session = handle._adapters[0].session
     begin = session.begin
 
-    def look(context, layout, *args, **kwargs):
-        calls.append((context, layout))
-        return begin(context, layout, *args, **kwargs)
+    def look(decision, plan, reading):
+        calls.append((decision.place, reading.layout))
+        return begin(decision, plan, reading)
 
     session.begin = look
     return calls

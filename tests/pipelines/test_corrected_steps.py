@@ -1,15 +1,15 @@
 """Skipped steps that are put right once the next full step is known, in real pipelines."""
 
-from types import SimpleNamespace
+import gc
 
 import diffusers
 import pytest
 import torch
 
 import chipsparse
-from chipsparse.report.generation import GenerationReport, StepRecord
-from chipsparse.skip.scheduler_steps import StepCorrection, why_not_corrected
-from chipsparse.sparse.plan import Action
+from chipsparse.report.generation import GenerationReport
+from chipsparse.skip.correction import SkippedInterval
+from chipsparse.skip.scheduler_steps import why_not_corrected
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, arguments_of, as_batch
@@ -86,15 +86,20 @@ def test_skipped_steps_before_the_last_full_are_corrected(name, variant, schedul
     assert not torch.equal(found, held)
 
 
-def test_a_call_that_breaks_off_in_a_gap_leaves_nothing():
+def intervals():
+    return [each for each in gc.get_objects() if type(each) is SkippedInterval]
+
+
+def test_a_call_that_breaks_off_in_an_interval_leaves_nothing():
     pipe = tiny_flux_pipeline()
     expected = generate(pipe, "flux")
     kind = type(pipe.scheduler)
-    attributes = vars(pipe.scheduler)
+    attributes = set(vars(pipe.scheduler))
 
     def look(pipe, step, _time, tensors):
-        assert vars(pipe.scheduler).keys() == attributes.keys()
+        assert vars(pipe.scheduler).keys() == attributes
         if step == broken:
+            assert len(intervals()) == 1
             raise InterruptedError
         return tensors
 
@@ -102,10 +107,10 @@ def test_a_call_that_breaks_off_in_a_gap_leaves_nothing():
         assert type(pipe.scheduler) == kind  # noqa: E721 - as some pipelines compare it
         broken = None
         first = generate(pipe, "flux", callback_on_step_end=look)
-        broken = 3  # in a gap
+        broken = 3  # in an interval
         with pytest.raises(InterruptedError):
             generate(pipe, "flux", callback_on_step_end=look)
-        assert pipe.scheduler.step._call._step._gap is None
+        assert intervals() == []
         assert torch.equal(generate(pipe, "flux"), first)
     assert type(pipe.scheduler) is kind
     assert torch.equal(generate(pipe, "flux"), expected)
@@ -159,7 +164,7 @@ def test_skips_with_a_scheduler_that_cannot_go_again_are_noted_once(name, make, 
 
 
 @pytest.mark.parametrize("shift", [3.0, 7.0])
-def test_correction_is_off_where_gaps_are_too_long_for_the_flow_shift(shift):
+def test_correction_is_off_where_intervals_are_too_long_for_the_flow_shift(shift):
     pipe = tiny_flux_pipeline(scheduler=EULER(shift=shift))
     is_off = shift > 5.5
     with chipsparse.enable(pipe, LISTED.override({"schedule.full_steps": [0, 4]})) as handle:
@@ -167,24 +172,3 @@ def test_correction_is_off_where_gaps_are_too_long_for_the_flow_shift(shift):
     reason = "only 2 of 9 steps are computed, too few of them for a flow shift that is so large"
     assert notes(handle) == ([NOT_CORRECTED + reason] if is_off else [])
     assert any(corrected(handle).values()) != is_off
-
-
-@pytest.mark.parametrize(
-    ("taken", "kind"),
-    [
-        (("skip", "skip"), "reused"),
-        (("skip", "dense"), None),
-        (("dense", "skip"), None),
-        (("sparse", "dense"), "sparse"),
-        (("refresh", "dense"), "full"),
-    ],
-)
-def test_how_a_step_of_two_branches_came_about(taken, kind):
-    """A step of which one branch was skipped and the other computed is no part of a gap."""
-    report = GenerationReport()
-    plan = SimpleNamespace(corrects_any=True, schedule=SimpleNamespace(skips_any=True))
-    for branch, action in zip(("cond", "uncond"), taken, strict=True):
-        report.steps.append(StepRecord(3, 9, branch, Action(action), generation=1, plan=plan))
-    made = StepCorrection(report, lambda: "generation")._corrected_origin()
-    assert (None if made is None else made.kind) == kind
-    assert made is None or (made.step, made.branches) == (3, {"cond", "uncond"})

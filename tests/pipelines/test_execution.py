@@ -4,6 +4,7 @@ For each way in which pipelines place it. Fake tensors stand for those on GPUs, 
 device; of hooks nothing is asked but where they bring the weights.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import accelerate
@@ -110,9 +111,9 @@ def test_memory_is_planned_and_layers_are_timed_where_the_model_computes(monkeyp
         begin = adapter.session.begin
         pipe.transformer._hf_hook = SimpleNamespace(execution_device=DEVICE)
 
-        def look(context, layout, device, *rest, **options):
-            asked.append(device)
-            return begin(context, layout, CPU, *rest, **options)
+        def look(decision, plan, reading):
+            asked.append(reading.device)
+            return begin(decision, plan, replace(reading, device=CPU))
 
         monkeypatch.setattr(adapter.session, "begin", look)
         FLUX.generate(pipe, num_inference_steps=3)

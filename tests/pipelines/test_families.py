@@ -315,12 +315,12 @@ def test_columns_of_text_are_always_kept_and_those_of_its_padding_never(name):
         begin = session.begin
         caches = session._caches
 
-        def look(context, layout, *args, **kwargs):
-            layouts[context.branch] = layout
-            if context.step == 2 and not columns:  # behind the refresh
+        def look(decision, plan, reading):
+            layouts[decision.place.branch] = reading.layout
+            if decision.place.step == 2 and not columns:  # behind the refresh
                 columns.update({key: caches[key].attention.columns for key in caches})
                 neurons.update({key: caches[key].mlp.activation.shape[1] for key in caches})
-            return begin(context, layout, *args, **kwargs)
+            return begin(decision, plan, reading)
 
         session.begin = look
         generate(pipe, name, JOINT[name], steps=4)

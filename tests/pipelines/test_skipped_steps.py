@@ -7,7 +7,7 @@ import torch
 
 import chipsparse
 from chipsparse.pipelines.adapter import UNREAD
-from chipsparse.sparse.session import Session
+from chipsparse.skip.session import SkipSession
 from tests.pipelines import test_families as families
 from tests.pipelines.model_state import actions
 from tests.pipelines.test_families import FAMILIES, SPARSE
@@ -98,17 +98,17 @@ def test_forecast_outputs_are_the_formulas(name, variant, share, after, monkeypa
     """In float64, and only what it needs is held."""
     returned = {}
     held = []
-    end = Session.end
+    end = SkipSession.end
 
-    def watched(session, output, **more):
-        context = session.state.context
-        record = session.state.record
-        calls = returned.setdefault((session.name, context.branch), [])
-        calls.append((context.step, record.action.value, record.forecast, output.clone()))
-        end(session, output, **more)
-        held.append(max(map(len, session._generation.held._held.values()), default=0))
+    def watched(session, decision, schedule, action, output, **more):
+        place = decision.place
+        calls = returned.setdefault((session, place.branch), [])
+        calls.append((place.step, decision.is_skipped, decision.is_forecast, output.clone()))
+        over = end(session, decision, schedule, action, output, **more)
+        held.append(max(map(len, session._generation.outputs._held.values()), default=0))
+        return over
 
-    monkeypatch.setattr(Session, "end", watched)
+    monkeypatch.setattr(SkipSession, "end", watched)
     pipe = FAMILIES[name].make()
     changes = {"schedule.forecast": share, "schedule.forecast_after": after / STEPS}
     with chipsparse.enable(pipe, LISTED.override(changes)) as handle:
@@ -117,8 +117,8 @@ def test_forecast_outputs_are_the_formulas(name, variant, share, after, monkeypa
     forecasts = 0
     for calls in returned.values():
         computed = []
-        for step, action, forecast, output in calls:
-            if action != "skip":
+        for step, is_skipped, forecast, output in calls:
+            if not is_skipped:
                 computed.append((times[step], output.double()))
                 continue
             t1, v1 = computed[-1]

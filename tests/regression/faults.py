@@ -16,10 +16,10 @@ from chipsparse.kernels.neuron_selection import neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import sparse_mlp_up
 from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.skip.held_outputs import HeldOutputs
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.layers import attention
-from chipsparse.sparse.session import Session
 from tests.wrapped_backends import wrap_backends
 
 FAULTS = []
@@ -210,11 +210,13 @@ def branches_swapped(patch):
 def skipped_output_of_the_other_branch(patch):
     """A skipped call returns what the other guidance branch computed last."""
 
-    def swapped(session):
-        (other,) = {"cond", "uncond"} - {session.state.branch}
-        return session._generation.held.output(other)
+    output = HeldOutputs.output
 
-    patch.setattr(Session, "skipped_output", swapped)
+    def swapped(outputs, branch, reach=0.0):
+        (other,) = {"cond", "uncond"} - {branch}
+        return output(outputs, other, reach)
+
+    patch.setattr(HeldOutputs, "output", swapped)
 
 
 @gross

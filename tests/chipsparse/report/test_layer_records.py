@@ -15,11 +15,11 @@ from chipsparse.sparse.cache.placement import Placement
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.cost_model.layer_times import Rates
 from chipsparse.sparse.plan import Action
-from chipsparse.sparse.session import Session
 from tests.chipsparse.sparse import sessions
 from tests.chipsparse.sparse.sessions import (
     ACTIONS,
     HOSTED,
+    Session,
     generate,
     layout_of,
     session_with,

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from chipsparse.skip.clean_samples import NoisySteps, clean_sample_form, step_parameters
-from chipsparse.skip.correction import Made, latents_of
+from chipsparse.skip.correction import latents_of
+from chipsparse.skip.step_log import StepKind, StepOrigin
 from tests.tiny_models import FLOW
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
@@ -117,7 +118,7 @@ class Loop:
         self.told.append(is_known)
 
     def is_at(self, step, kind):
-        self.now = Made(step, kind, frozenset({"one"}))
+        self.now = StepOrigin(step, kind, frozenset({"one"}))
 
 
 class Ideal(Loop):
@@ -138,7 +139,7 @@ class Ideal(Loop):
             if letter == "F":
                 form = clean_sample_form(scheduler, step, {"timestep": timestep})
                 output = form.output(latents, TARGET, torch.zeros(SHAPE))
-            self.is_at(step, "full" if letter == "F" else "reused")
+            self.is_at(step, StepKind.FULL if letter == "F" else StepKind.REUSED)
             call = self.steps if reuses else scheduler.step
             more = {**options_of(scheduler), "generator": noise}
             latents = latents_of(call(output, timestep, latents, return_dict=False, **more))
@@ -184,8 +185,8 @@ def test_a_sampler_that_draws_nothing_gets_its_outputs_as_they_are():
         pytest.fail,
     )
     given = []
-    for step, kind in enumerate(("full", "reused", "full", "reused")):
-        now = Made(step, kind, frozenset({"one"}))
+    for step, kind in enumerate([StepKind.FULL, StepKind.REUSED] * 2):
+        now = StepOrigin(step, kind, frozenset({"one"}))
         given.append(random(step))
         steps(given[-1], timestep=torch.tensor(1.0), sample=random(9))
     assert all(one is other for one, other in zip(scheduler.outputs, given, strict=True))
@@ -203,7 +204,7 @@ def test_a_sampler_that_is_not_known_is_told_and_gets_its_outputs_as_they_are():
     scheduler = Unknown()
     loop = Loop(scheduler)
     given = []
-    for step, kind in enumerate(("full", "reused")):
+    for step, kind in enumerate((StepKind.FULL, StepKind.REUSED)):
         loop.is_at(step, kind)
         given.append(random(step))
         loop.steps(given[-1], torch.tensor(1.0), random(9))
@@ -230,9 +231,9 @@ def run_two_levels(scheduler, letters, outputs, levels):
     steps = NoisySteps(scheduler, step, step_parameters(scheduler), lambda: now, lambda *_: None)
     scheduler.set_timesteps(len(letters))
     scheduler.sigmas = torch.tensor(levels)
-    kinds = {"F": "full", "S": "sparse", "K": "reused"}
+    kinds = {"F": StepKind.FULL, "S": StepKind.SPARSE, "K": StepKind.REUSED}
     for index, letter in enumerate(letters):
-        now = Made(index, kinds[letter], frozenset({"one"}))
+        now = StepOrigin(index, kinds[letter], frozenset({"one"}))
         steps(outputs[index], scheduler.timesteps[index], random(7), generator=seeded())
     return got
 
@@ -330,7 +331,7 @@ class Bare:
 def test_what_has_no_clean_sample_is_told_and_steps_as_it_is(scheduler, channels):
     loop = Loop(scheduler)
     output = torch.cat([random(1), random(2)], dim=1)[:, :channels]
-    for step, kind in enumerate(("full", "reused")):
+    for step, kind in enumerate((StepKind.FULL, StepKind.REUSED)):
         loop.is_at(step, kind)
         latents = latents_of(loop.steps(output, 500 - step, random(9)))
         assert latents.isfinite().all()

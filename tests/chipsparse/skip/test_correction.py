@@ -1,16 +1,17 @@
 """Skipped steps that are put right, by real schedulers in a loop without a transformer."""
 
 import copy
-import inspect
 import pickle
+from collections.abc import Callable
+from typing import NamedTuple
 
 import diffusers
 import numpy as np
 import pytest
 import torch
 
-from chipsparse.skip.correction import CorrectedSteps, Made, held_bytes, latents_of
-from chipsparse.skip.patched_step import wrap_step
+from chipsparse.skip.correction import CorrectedSteps, held_bytes, latents_of
+from chipsparse.skip.step_log import StepKind, StepOrigin
 from tests.tiny_models import FLOW, random
 
 # Of diffusers' older schedulers, which mix tensors and NumPy arrays.
@@ -35,7 +36,7 @@ SHORT = {  # their last level is not that of clean latents
 }
 each_scheduler = pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 # Full steps, sparse ones and skipped ones.
-KINDS = {"F": "full", "S": "sparse", "K": "reused"}
+KINDS = {"F": StepKind.FULL, "S": StepKind.SPARSE, "K": StepKind.REUSED}
 LISTS = ("FKKFFKKKFK", "FFKFKKKKFF", "FKKKKKKKKFF", "FFFFFKKKKK", "FKSKFKKSSFKS")
 BOTH = frozenset({"cond", "uncond"})
 ONE = frozenset({"cond"})
@@ -60,8 +61,8 @@ class Loop:
         self.told = []
         self.step = CorrectedSteps(scheduler, scheduler.step, lambda: self.now, self.told.extend)
 
-    def run(self, letters, model, *, made=Made, before=None, call=None, start=START):
-        """The latents behind each step."""
+    def run(self, letters, model, *, made=StepOrigin, before=None, call=None, start=START):
+        """The latents after each step."""
         self.scheduler.set_timesteps(len(letters))
         clean_level = float(self.scheduler.config.get("invert_sigmas", False))
         latents = start
@@ -76,16 +77,17 @@ class Loop:
                 output = model(latents.float(), level, level - clean_level).to(latents.dtype)
             given = output[: len(latents)], self.scheduler.timesteps[step], latents
             options = {"return_dict": False} if call is None else call(step)
+            index = self.scheduler.step_index
             latents = latents_of(self.step(*given, **options))
-            assert self.scheduler.step_index == step + 1
+            assert self.scheduler.step_index == (step if index is None else index) + 1
             found.append(latents.clone())
         return found
 
 
 def by_hand(make, letters, *, start=START, added=None):
-    """The latents behind each step with the curved model, and the scheduler behind the last one.
+    """The latents after each step with the curved model, and the scheduler after the last one.
 
-    At a full step the gap before it is gone through once more, from the full step before, with
+    At a full step the interval before it is gone through once more, from the full step before, with
     predictions on the line between those that were computed. Before a step a pipeline adds to the
     latents what ``added`` says.
     """
@@ -98,7 +100,7 @@ def by_hand(make, letters, *, start=START, added=None):
     latents = start.float()
     added = added or {}
     predictions = {}
-    behind_full = clean = None
+    after_full = clean = None
     others = torch.zeros_like(latents)  # added since the last full step
 
     def stepped(scheduler, step, latents, clean):
@@ -113,9 +115,9 @@ def by_hand(make, letters, *, start=START, added=None):
             clean = latents - distances[step] * velocity
             predictions[levels[step]] = clean - others
         if letter == "F":
-            if behind_full is not None:
+            if after_full is not None:
                 led = latents
-                (full, latents, scheduler) = behind_full
+                (full, latents, scheduler) = after_full
                 for skipped in range(full + 1, step):
                     line = interpolated(predictions, levels[skipped])
                     latents = stepped(scheduler, skipped, latents, line)
@@ -123,7 +125,7 @@ def by_hand(make, letters, *, start=START, added=None):
                 # It follows their change by the share of the latents that is clean.
                 clean = clean + (1 - abs(distances[step])) * (latents - led)
             latents = stepped(scheduler, step, latents, clean)
-            behind_full = step, latents, copy.deepcopy(scheduler)
+            after_full = step, latents, copy.deepcopy(scheduler)
             predictions = {levels[step]: clean}
             others = torch.zeros_like(latents)
         else:
@@ -170,7 +172,7 @@ def test_in_half_precision_it_is_the_formula_but_for_rounding():
 
 
 def same_state(one, other):
-    """The last step reads what those of the gap before it left."""
+    """The last step reads what those of the interval before it left."""
     found = vars(one)
     expected = vars(other)
     assert found.keys() == expected.keys()
@@ -184,7 +186,7 @@ def same_state(one, other):
 @pytest.mark.parametrize("other", [LISTS[0], "FKFKFF", "scaled"])
 @each_scheduler
 def test_another_generation_gives_the_same_bits(make, other):
-    """Behind one that was broken off in a gap, at other levels, or with other numbers of steps."""
+    """After one that broke off in an interval, or had other sigmas or another number of steps."""
 
     def scaled(scheduler, step, latents):
         if other == "scaled" and step == 0:
@@ -213,43 +215,138 @@ def test_results_have_the_form_that_is_asked_for(make, form):
     assert type(loop.step(**given)) is type(plain.step(**given))
 
 
-def per_token(step):
-    options = {"per_token_timesteps": torch.full((2, 6), 500.0)} if step == 1 else {}
-    return {"return_dict": False, **options}
+class Case(NamedTuple):
+    """A change by which a skipped interval does not go on: the options of `Loop.run`."""
+
+    id: str
+    made: Callable[..., StepOrigin | None] = StepOrigin
+    before: Callable[..., torch.Tensor] | None = None
+    call: Callable[[int], dict[str, object]] | None = None
+    make: Callable[[], object] = EULERS["euler"]
+
+    def run(self, letters, **changes):
+        """Return the loop and the latents after its steps."""
+        options = {"made": self.made, "before": self.before, "call": self.call}
+        loop = Loop(self.make())
+        return loop, loop.run(letters, curved, **options | changes)
 
 
-def shorter(_scheduler, step, latents):
+def at_step_2(change):
+    """Before that step, on the scheduler."""
+
+    def before(scheduler, step, latents):
+        if step == 2:
+            change(scheduler)
+        return latents
+
+    return before
+
+
+def other_timesteps(scheduler):
+    scheduler.timesteps = scheduler.timesteps.clone()
+
+
+def other_sigmas(scheduler):
+    scheduler.sigmas = scheduler.sigmas.clone()
+
+
+def set_anew(scheduler):
+    scheduler.set_timesteps(6)
+    scheduler.set_begin_index(2)
+
+
+def one_step_back(scheduler):
+    scheduler._step_index -= 1
+
+
+def without_history(scheduler):
+    scheduler.model_outputs = [None] * scheduler.config.solver_order
+    scheduler.lower_order_nums = 0
+
+
+def without_last_sample(scheduler):
+    scheduler.last_sample = None
+
+
+def fewer_samples(_scheduler, step, latents):
     return latents[:1] if step == 2 else latents
 
 
-def anew(scheduler, step, latents):
-    if step == 2:
-        scheduler.set_timesteps(6)
-        scheduler.set_begin_index(2)
-    return latents
+def per_token(*steps):
+    def call(step):
+        tokens = {"per_token_timesteps": torch.full((2, 6), 500.0)} if step in steps else {}
+        return {"return_dict": False, **tokens}
+
+    return call
 
 
-CHANGES = {
-    "other branches": {"made": lambda step, kind, _: Made(step, kind, BOTH if step < 2 else ONE)},
-    "an unknown step": {"made": lambda *made: None if made[0] == 1 else Made(*made)},
-    "a step of another loop": {"made": lambda step, *made: Made(5 if step == 1 else step, *made)},
-    "another shape": {"before": shorter},
-    "new timesteps": {"before": anew},
-    "a timestep per token": {"call": per_token},
-}
+# Each breaks one condition, but for "new timesteps", which a user breaks together.
+CHANGES = [
+    Case("an unknown origin", made=lambda *origin: None if origin[0] == 1 else StepOrigin(*origin)),
+    Case(
+        "other branches",
+        made=lambda step, kind, _: StepOrigin(step, kind, BOTH if step < 2 else ONE),
+    ),
+    Case(
+        "a step that does not follow",
+        made=lambda step, *origin: StepOrigin(5 if step == 1 else step, *origin),
+    ),
+    Case(
+        "a branch that restarted",
+        made=lambda step, *origin: StepOrigin(step, *origin, restarted=step == 2),
+    ),
+    Case("another shape", before=fewer_samples),
+    Case("new timesteps", before=at_step_2(set_anew)),
+    Case("timesteps of another generation", before=at_step_2(other_timesteps)),
+    Case("other sigmas", before=at_step_2(other_sigmas)),
+    Case("another step index", before=at_step_2(one_step_back)),
+    Case(
+        "a history that was reset",
+        before=at_step_2(without_history),
+        make=SCHEDULERS["dpm"],
+    ),
+    Case(
+        "a last sample that was reset",
+        before=at_step_2(without_last_sample),
+        make=SCHEDULERS["unipc"],
+    ),
+    Case("timesteps per token begin", call=per_token(*range(2, 6))),
+    Case("timesteps per token end", call=per_token(0, 1)),
+]
+UNCHANGED = [
+    Case("euler"),
+    Case("timesteps per token", call=per_token(*range(6))),
+    Case("dpm", make=SCHEDULERS["dpm"]),
+    Case("unipc", make=SCHEDULERS["unipc"]),
+]
 
 
-@pytest.mark.parametrize("change", [None, *CHANGES])
-def test_nothing_is_corrected_over_a_change(change):
-    letters = "FKFKFF"
-    options = CHANGES.get(change, {})
-    changed = change is not None
-    loop, plain = (Loop(EULERS["euler"]()) for _ in range(2))
-    found = loop.run(letters, curved, **options)
-    expected = plain.run(letters, curved, **{**options, "made": unknown})
-    same = list(map(torch.equal, found, expected))
-    assert same == [True, True, changed, changed, False, False]
-    assert (loop.told, plain.told) == ([3] if changed else [1, 3], [])
+def ids_of(cases):
+    return [case.id for case in cases]
+
+
+@pytest.mark.parametrize("case", UNCHANGED, ids=ids_of(UNCHANGED))
+def test_without_a_change_each_interval_is_corrected(case):
+    loop, found = case.run("FKFKFF")
+    _, plain = case.run("FKFKFF", made=unknown)
+    assert loop.told == [1, 3]
+    assert list(map(torch.equal, found, plain)) == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("case", CHANGES, ids=ids_of(CHANGES))
+def test_nothing_is_corrected_over_a_change(case):
+    """Steps are as without a corrector until the end of the interval after the change."""
+    loop, found = case.run("FKFKFF")
+    _, plain = case.run("FKFKFF", made=unknown)
+    assert loop.told == [3]
+    assert list(map(torch.equal, found, plain)) == [True, True, True, True, False, False]
+
+
+def test_steps_without_skipped_ones_are_not_corrected():
+    loop, found = Case("sparse").run("FSFSFF")
+    _, plain = Case("sparse").run("FSFSFF", made=unknown)
+    assert loop.told == []
+    assert all(map(torch.equal, found, plain))
 
 
 @pytest.mark.parametrize("make", EULERS.values(), ids=EULERS)
@@ -284,7 +381,7 @@ def test_tokens_with_timesteps_of_their_own_go_as_all_where_they_are_free(make):
 
 
 @each_scheduler
-def test_a_gap_holds_as_much_whatever_its_length(make):
+def test_an_interval_takes_as_much_whatever_its_length(make):
     """As pickled: tensors that are shared count once."""
     latents = random(1, 128, 128, seed=9)
     sizes = []
@@ -293,11 +390,11 @@ def test_a_gap_holds_as_much_whatever_its_length(make):
         held = []
 
         def look(_scheduler, _step, latents, loop=loop, held=held):
-            held.append(len(pickle.dumps(loop.step._gap)))
+            held.append(len(pickle.dumps(loop.step._interval)))
             return latents
 
         loop.run(letters, curved, before=look, start=latents)
-        assert loop.step._gap is None  # behind the last step
+        assert not loop.step.has_interval  # after the last step
         sizes.append(max(held))
         assert sizes[-1] <= held_bytes(make(), latents) + 16_384
     assert sizes[0] == pytest.approx(sizes[1], abs=16_384)
@@ -320,94 +417,3 @@ def test_what_others_add_is_no_part_of_the_line(make, steps):
     assert all(map(torch.equal, result, Loop(make()).run(letters, curved, before=anew)))
     if make in EULERS.values():  # the others also mix older predictions
         assert furthest(result, by_hand(make, letters, added=added)[0]) < 1e-5
-
-
-# A step that is wrapped.
-
-
-@pytest.fixture(params=SCHEDULERS.values(), ids=SCHEDULERS)
-def scheduler(request):
-    scheduler = request.param()
-    scheduler.set_timesteps(8)
-    return scheduler
-
-
-def counting(calls, name=""):
-    def wrap(step):
-        return lambda *args, **kwargs: (calls.append(name), step(*args, **kwargs))[1]
-
-    return wrap
-
-
-def step_once(scheduler):
-    place = scheduler.step_index or 0
-    return scheduler.step(BASE, scheduler.timesteps[place], START, return_dict=False)[0]
-
-
-COPIES = {
-    "shallow": copy.copy,
-    "deep": copy.deepcopy,
-    "pickled": lambda scheduler: pickle.loads(pickle.dumps(scheduler)),
-    "pickled, old": lambda scheduler: pickle.loads(pickle.dumps(scheduler, 0)),
-    "made anew": lambda scheduler: type(scheduler).from_config(scheduler.config),
-}
-
-
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-def test_copies_of_a_scheduler_with_a_wrapped_step_are_stock(scheduler, copied):
-    stock = copy.deepcopy(scheduler)
-    calls = []
-    undo = wrap_step(scheduler, counting(calls))
-    other = copied(scheduler)
-    if len(other.timesteps) != 8:
-        other.set_timesteps(8)
-    undo()
-    assert type(other) is type(scheduler) is type(stock)
-    assert vars(scheduler).keys() == vars(stock).keys() <= vars(other).keys()
-    assert "step" not in vars(other)
-    assert torch.equal(step_once(other), step_once(stock))
-    assert (scheduler.step_index, other.step_index, calls) == (None, 1, [])
-
-
-@pytest.mark.parametrize("own", ["none", "before", "behind", "around"])
-def test_a_wrapped_step_is_around_the_users_own(scheduler, own):
-    """The user's own step was there before, came later, or is set around the wrapped one."""
-    stock = copy.deepcopy(scheduler)
-    calls = []
-    mine = counting(calls, "own")(scheduler.step)
-    if own == "before":
-        scheduler.step = mine
-    undo = wrap_step(scheduler, counting(calls, "wrapped"))
-    wrapped = mine if own == "before" else stock.step
-    assert inspect.signature(scheduler.step) == inspect.signature(wrapped)
-    if own == "behind":
-        scheduler.step = mine
-    elif own == "around":
-        scheduler.step = counting(calls, "own")(scheduler.step)
-    assert torch.equal(step_once(scheduler), step_once(stock))
-    expected = [] if own == "none" else ["own"]
-    assert calls == ["wrapped", *expected]
-    assert isinstance(scheduler, type(stock))
-    assert type(scheduler).__name__ == type(stock).__name__
-    undo()
-    assert torch.equal(step_once(scheduler), step_once(stock))
-    assert calls == ["wrapped", *expected, *expected]
-    if own != "none":
-        assert own == "around" or scheduler.step is mine
-        del scheduler.step
-    assert vars(scheduler).keys() == vars(stock).keys()
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_wrappings_around_each_other_are_taken_back_in_any_order(scheduler, first):
-    calls = []
-    kind = type(scheduler)
-    undo = [wrap_step(scheduler, counting(calls, name)) for name in "ab"]
-    step_once(scheduler)
-    assert calls == ["b", "a"]
-    assert type(copy.deepcopy(scheduler)) is kind
-    undo[first]()
-    step_once(scheduler)
-    assert calls == ["b", "a", "ab"[1 - first]]
-    undo[1 - first]()
-    assert type(scheduler) is kind

@@ -7,12 +7,13 @@ from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.skip.position import StepContext
+from chipsparse.skip.session import CallForm, SkipSession
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.offload import OffloadPool
 from chipsparse.sparse.layers.mlp_weights import MLPWeights
 from chipsparse.sparse.plan import Action
-from chipsparse.sparse.session import Session
+from chipsparse.sparse.session import Reading, SparseSession
 
 CPU = torch.device("cpu")
 ACTIONS = ["dense", "refresh", "sparse", "sparse", "skip", "dense", "sparse", "refresh", "sparse"]
@@ -28,6 +29,44 @@ CONFIG = SparsityConfig().override(
 HOSTED = {"memory.offload": "always"}
 TOTAL = len(ACTIONS) + 1  # after the last step nothing would be left to look at
 BOTH = MemoryDemand(branches=2)
+
+
+class Session:
+    """Both sessions of a transformer, called as the code around a model calls them."""
+
+    def __init__(self, *args, **kwargs):
+        self.skip = SkipSession()
+        self.sparse = SparseSession(*args, **kwargs)
+
+    def begin(self, place, layout, device, demand=MemoryDemand, *, conditioning=None, **reading):
+        """The open call, as layers are handed it."""
+        plan = self.sparse.plan_for(place, layout)
+        self.schedule = plan.schedule
+        form = CallForm((layout.without_prompts, place.steps), (layout, place.steps))
+        self.decision = self.skip.begin(place, form, self.schedule, conditioning)
+        return self.sparse.begin(self.decision, plan, Reading(layout, device, demand, **reading))
+
+    def skipped_output(self):
+        return self.decision.output
+
+    def end(self, output, *, is_last_branch=False):
+        action = self.sparse.state.action
+        self.sparse.end(output.device)
+        over = self.skip.end(
+            self.decision,
+            self.schedule,
+            action,
+            output,
+            is_last_branch=is_last_branch,
+        )
+        self.sparse.finish(over)
+
+    def reset(self, **kwargs):
+        self.skip.reset()
+        self.sparse.reset(**kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.sparse, name)
 
 
 def layout_of(grid=(3, 4, 5), batch=1, text_tokens=3):

@@ -16,9 +16,8 @@ from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.plan import Action
-from chipsparse.sparse.session import Session
 from tests.chipsparse.sparse import sessions
-from tests.chipsparse.sparse.sessions import CPU, attend
+from tests.chipsparse.sparse.sessions import CPU, Session, attend
 from tests.wrapped_backends import wrap_backends
 
 LAYOUT = ModelLayout((LayerKind("block", 2, 16),), 2, 8, 1, ((3, 4, 5),))

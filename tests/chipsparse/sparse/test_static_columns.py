@@ -8,7 +8,7 @@ from chipsparse.kernels.mask_packing import unpack_mask
 from chipsparse.report.generation import GenerationReport
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.layers.column_budget import static_bits
-from chipsparse.sparse.session import Session
+from tests.chipsparse.sparse.sessions import Session
 from tests.chipsparse.sparse.test_session import CONFIG, run
 from tests.pipelines.changes import at_step
 from tests.tiny_models import PROMPT, tiny_flux_pipeline

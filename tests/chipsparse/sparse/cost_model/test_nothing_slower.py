@@ -22,7 +22,7 @@ from chipsparse.sparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.sparse.layers.mlp import dense_step
 from chipsparse.sparse.layers.mlp_weights import MLPWeights
 from chipsparse.sparse.plan import Action
-from chipsparse.sparse.session import Session
+from tests.chipsparse.sparse.sessions import Session
 
 MOST_SLOWER = 1.05
 STEPS = 40  # most of them sparse, so that those of short sequences are captured
