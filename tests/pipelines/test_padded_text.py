@@ -11,7 +11,7 @@ from chipsparse import SparsityConfig
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines.families import qwen_image as qwen_adapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.skip import schedule
+from chipsparse.skip import timetable
 from tests.pipelines.families import hunyuan_video, mochi
 from tests.pipelines.families.hunyuan_video import VALID
 from tests.pipelines.model_state import actions, calls_begun
@@ -169,13 +169,13 @@ def test_each_length_of_mochi_is_a_branch_of_its_own_where_a_share_of_the_steps_
 def test_prompts_of_other_lengths_lay_out_no_more_steps_than_there_are(monkeypatch):
     """A list of 1,000 steps takes seconds, and it was asked for in each call."""
     laid_out = []
-    spread = schedule.spread
+    spread = timetable.spread
 
     def spied(steps, count, **options):
         laid_out.append(steps)
         return spread(steps, count, **options)
 
-    monkeypatch.setattr(schedule, "spread", spied)
+    monkeypatch.setattr(timetable, "spread", spied)
     shares = {"schedule": {"full_share": 0.34, "sparse_steps": 0.5}}
     pipe = mochi.tiny_pipeline()
     prompts = mochi.prompts(7, negative=[3])
