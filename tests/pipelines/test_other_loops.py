@@ -278,6 +278,21 @@ def test_a_loop_by_no_scheduler(sparse, within):
             assert handle.report.fallbacks == []
 
 
+def test_several_processes_that_share_tokens_refuse_a_loop_that_is_not_known(monkeypatch):
+    """Each would have but its share of them."""
+    pipe = made("flux")
+    given = first_call("flux")
+    team = SimpleNamespace(failed=lambda *_: None, close=lambda: None, stuck=False)
+    with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
+        (adapter,) = handle._adapters
+        with monkeypatch.context() as patch:
+            patch.setattr(adapter, "team", team)
+            patch.setattr(adapter, "split", object())
+            with pytest.raises(ValueError, match="several processes: the loop is neither the"):
+                pipe.transformer(**given)
+        assert torch.equal(call(pipe, "flux"), own("flux")[0])
+
+
 def test_compiled_blocks_run_in_a_loop_that_is_not_known():
     pipe = made("flux")
     given = first_call("flux")

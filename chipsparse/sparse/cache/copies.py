@@ -45,18 +45,23 @@ class StreamCopies(HostCopies):
         self._out = torch.cuda.Stream(device)
 
     def to_device(self, device: torch.Tensor, host: torch.Tensor, after: Iterable[Mark]) -> Mark:
+        """Queue the copy on the stream to the device; the host goes on if `host` is pinned."""
         return self._copy(self._in, device, host, after)
 
     def to_host(self, host: torch.Tensor, device: torch.Tensor, after: Iterable[Mark]) -> Mark:
+        """Queue the copy on the stream to the host; the host goes on if `host` is pinned."""
         return self._copy(self._out, host, device, after)
 
     def mark(self) -> Mark:
+        """Return an event on the current stream, where the model computes."""
         return torch.cuda.current_stream(self._device).record_event()
 
     def wait(self, marks: Iterable[Mark]) -> None:
+        """Let the current stream wait for these marks; the host does not wait."""
         self._order(torch.cuda.current_stream(self._device), marks)
 
     def synchronize(self) -> None:
+        """Let the host wait until both streams are done."""
         self._in.synchronize()
         self._out.synchronize()
 

@@ -65,6 +65,7 @@ class MLPWeights:
 
     @staticmethod
     def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return rows ``[..., K]`` through a linear ``[M, K]``, in 16 or 32 bits."""
         return F.linear(rows, weight, bias)
 
     def first_layer(
@@ -86,9 +87,11 @@ class MLPWeights:
         }
 
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
+        """Return itself: sparse kernels read these weights as they are."""
         return self
 
     def reading_choices(self, dtype: torch.dtype, *, backend: str | None) -> dict[str, Choice]:
+        """Return no choice, as nothing converts these weights."""
         return {}
 
 
@@ -125,6 +128,7 @@ class Fp8MLPWeights:
 
     @staticmethod
     def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return rows ``[..., K]`` through a linear ``[M, K]`` as torchao computes it."""
         return fp8_linear(rows, weight, bias)
 
     def read(self, dtype: torch.dtype, *, backend: str | None) -> MLPWeights:
@@ -156,6 +160,7 @@ class Fp8MLPWeights:
         )
 
     def reading_choices(self, dtype: torch.dtype, *, backend: str | None) -> dict[str, Choice]:
+        """Return the backend that `read` converts the weights with, by op."""
         data: Any = self.down
         return {"fp8_dequantization": fp8_dequantization.choose(data.qdata, dtype, backend=backend)}
 
