@@ -24,7 +24,7 @@ from benchmarks.step_timing import COMPILE_OPTIONS, attention_backend
 from benchmarks.work import DenseWork, attention_of, blocks_of
 from chipsparse.config import PARTS, SparsityConfig
 from chipsparse.profiles.profile import ASSETS, bundled_model, find_profile, load_profile
-from chipsparse.skip.timetable import Schedule
+from chipsparse.skip import timetable
 from chipsparse.sparse.plan import Action
 
 FEWER_STEPS = (0.14, 0.18, 0.24, 0.26, 0.32, 0.34, 0.4, 0.5)  # shares of the dense steps
@@ -111,7 +111,7 @@ def entries(steps: int, profiles: Sequence[Path]) -> list[Entry]:
 
 def _ours(path: Path, steps: int) -> Entry:
     config = load_profile(path).sparsity
-    actions = Schedule(config.schedule, steps).actions
+    actions = timetable.Schedule(config.schedule, timetable.Run(steps)).actions()
     sparse = (config.attention.is_sparse or config.mlp.is_sparse) and Action.SPARSE in actions
     return Entry(OURS if sparse else SKIPS, path.parent.name, path.stem, config)
 

@@ -63,7 +63,7 @@ from chipsparse.skip.clean_samples import clean_bytes
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.correction import held_bytes
 from chipsparse.skip.position import PositionTracker, StepContext
-from chipsparse.skip.timetable import Schedule
+from chipsparse.skip.timetable import Run, Schedule
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.graphs.model_state import ModelState
 from chipsparse.sparse.layers.state import StepState
@@ -361,8 +361,8 @@ class ModelAdapter(PatchedFamily):
         changed = None if self._state is None else self._state.change()
         self._recomputed += changed is not None and bool(COMPUTES.search(changed))
         if context.generation != self._corrected_generation:
-            schedule = self.session.config_for(layout).schedule
-            listed = Schedule(schedule, context.steps, context.first)
+            run = Run(context.steps, context.first, self.session.sparse_cost(layout))
+            listed = Schedule(self.session.config.schedule, run)
             self._corrected_generation = context.generation
             self._corrects = self._loop.corrects(listed) and self._is_scheduled
         context = replace(context, corrects=self._corrects)

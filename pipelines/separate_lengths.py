@@ -10,6 +10,7 @@ import torch
 
 from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.adapter import ModelAdapter
+from chipsparse.skip.why import may_be_sparse
 from chipsparse.sparse.plan import SparsityPlan
 
 
@@ -46,9 +47,10 @@ class SeparateLengths(ModelAdapter):
         together = len(distinct) < 2 or torch.is_grad_enabled()
         if not together and self.split is None:  # the model masks them where nothing is sparse
             layout = self.layout(arguments)
-            config = self.session.config_for(layout)
+            config = self.session.config
             sparse_layers = SparsityPlan(config, layout).has_sparse_layers
-            together = not (sparse_layers and config.schedule.names_sparse)
+            cost = self.session.sparse_cost(layout)
+            together = not (sparse_layers and may_be_sparse(config.schedule.form, cost))
         if together:
             return super().call(forward, args, kwargs)
         self._branches = len(distinct)

@@ -227,6 +227,8 @@ class GenerationReport:
     plans: InMemory[dict[str, SparsityPlan]] = field(default_factory=dict)
     pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     quality: str | None = None  # the name of the config in its profile, where it has one
+    # The config where nobody asked for anything else; None: the defaults.
+    base: InMemory[SparsityConfig | None] = None
     generation: Count = 0  # number of the last one, from 1
     steps: list[StepRecord] = field(default_factory=list)  # one per transformer call, in order
     fallbacks: list[str] = field(default_factory=list)  # what runs denser than asked, in sentences
@@ -411,7 +413,7 @@ class GenerationReport:
             mode="json",
             by_alias=True,
         )
-        asked = None if config is None else dataclasses.asdict(config)
+        asked = None if config is None else config.words()
         written["config"] = TypeAdapter(Any).dump_python(asked, mode="json")
         return {"kind": "report", **written, "totals": self._totals()}
 

@@ -20,12 +20,13 @@ from chipsparse.report.recorder import CallRecorder
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.held_outputs import HeldOutputs
 from chipsparse.skip.position import StepContext
+from chipsparse.skip.timetable import list_name
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.offload import OffloadPool
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cost_model.layer_times import captures, known_rates, part_times, slower_parts
-from chipsparse.sparse.cost_model.relative_cost import decided, why_skipping
+from chipsparse.sparse.cost_model.relative_cost import asked_cost, why_skipping
 from chipsparse.sparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.sparse.graphs.step_graph import StepGraphs
 from chipsparse.sparse.layers.attention import AttentionLayer
@@ -113,7 +114,7 @@ class Session:
     ) -> None:
         self.config = config
         self.masked = frozenset(masked)
-        self._decided: dict[tuple[Grid, ...], SparsityConfig] = {}  # by the video's or image's size
+        self._costs: dict[tuple[Grid, ...], float | None] = {}  # by the video's or image's size
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.note) if pool is None else pool
@@ -158,11 +159,11 @@ class Session:
         """The plan of the generation in progress, for the branch that was called last."""
         return self._generation.plan
 
-    def config_for(self, layout: ModelLayout) -> SparsityConfig:
-        """Return the config with the schedule for a video or image of this size."""
-        if layout.grids not in self._decided:
-            self._decided[layout.grids] = decided(self.config, layout, self.masked)
-        return self._decided[layout.grids]
+    def sparse_cost(self, layout: ModelLayout) -> float | None:
+        """Return the cost of a sparse step, for a video or image of this size: see `Run`."""
+        if layout.grids not in self._costs:
+            self._costs[layout.grids] = asked_cost(self.config, layout, self.masked)
+        return self._costs[layout.grids]
 
     def close(self) -> None:
         self.reset()
@@ -198,9 +199,16 @@ class Session:
         """
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
-        config = self.config_for(layout)
-        own = self._generation.aligned(layout, config)
-        plan = SparsityPlan(config, own, context.steps, context.first, context.corrects)
+        own = self._generation.aligned(layout, self.config)
+        plan = SparsityPlan(
+            self.config,
+            own,
+            context.steps,
+            context.first,
+            context.corrects,
+            self.sparse_cost(layout),
+            list_name(self.config.schedule.form, context.branch),
+        )
         is_first = not self._generation.includes(context, plan)
         restarted = is_first and context.generation == self._generation.number
         if is_first:
@@ -216,8 +224,9 @@ class Session:
         if changed is not None:
             self._drop(context.branch)
         action = plan.taken(context.step, branch.recorded)
-        caching = generation.caching and why_not_cached is None and context.placed
-        left_alone = generation.caching and why_not_cached and action is not Action.SKIP
+        records = generation.caching and plan.sparse_steps > 0
+        caching = records and why_not_cached is None and context.placed
+        left_alone = records and why_not_cached and action is not Action.SKIP
         if left_alone or not context.placed:
             action = Action.DENSE
         if action is Action.REFRESH:
@@ -240,11 +249,11 @@ class Session:
             self.report.fall_back(f"calls of branch {context.branch} run dense: {why_not_cached}")
         if is_first:
             self.report.look_ahead(plan, record)
-            skipping = why_skipping(self.config, plan, self.masked)
+            skipping = why_skipping(plan)
             if skipping is not None:
                 self.report.note(skipping)
         if branch.recorded is None:
-            for note in plan.notes(on_cpu=device.type == "cpu"):
+            for note in plan.notes(base=self.report.base, on_cpu=device.type == "cpu"):
                 self.report.note(note)
         if caching and context.branch not in self._caches:
             self._admit(context.branch, device, demand(), is_first=is_first)
@@ -262,7 +271,8 @@ class Session:
             replaces_attention=ours and why_not_cached is None,
         )
         if self._agreement.columns is not None:
-            self._agreement.columns.open(context.step, action, plan.layout)
+            lists_differ = len(plan.schedule.timetable.by_branch) > 1
+            self._agreement.columns.open(context.step, action, plan.layout, same=not lists_differ)
         if action is not Action.SKIP:
             record.timer = StepTimer(device)
             self._caches.start(context.branch, action)
@@ -380,7 +390,7 @@ class Session:
         """Return the output of a skipped call: its branch's last one, or a forecast from it."""
         state = self._open_call()
         held = self._generation.held
-        share = state.plan.schedule.forecast_share(state.context.step)
+        share = state.plan.schedule.forecast(state.context.step)
         reach = share * held.reach(state.branch, state.context.time) if share else 0.0
         state.record.forecast = reach != 0.0
         return held.output(state.branch, reach)

@@ -36,7 +36,7 @@ from chipsparse.sparse.plan import Action, SparsityPlan
 
 IN_FP8 = (
     "caches are in FP8, which takes half of the bytes: in full, some would go to host memory or "
-    "layers run dense (memory.cache_precision: full has it so)"
+    "layers run dense (memory.cache_precision: model has it so)"
 )
 
 

@@ -132,7 +132,7 @@ def kept_kinds(config: SparsityConfig, part: Part) -> frozenset[str]:
 
 def with_caches(config: SparsityConfig, *, in_fp8: bool) -> SparsityConfig:
     """Return the config with its caches kept in FP8 or in full."""
-    precision: CachePrecision = "fp8" if in_fp8 else "full"
+    precision: CachePrecision = "fp8" if in_fp8 else "model"
     return replace(config, memory=replace(config.memory, cache_precision=precision))
 
 
@@ -145,7 +145,7 @@ def read_and_written(
 
     Where the memory decides about FP8, the tensors of both precisions are among them.
     """
-    may_round = config.memory.cache_precision != "full"
+    may_round = config.memory.cache_precision != "model"
     kept = kept_kinds(with_caches(config, in_fp8=may_round), part)
     none = frozenset[str]()
     lse = kept & {"lse"}

@@ -12,6 +12,7 @@ from tests import schedules
 from tests.schedules import letters_of
 
 LAYOUT = ModelLayout((LayerKind("block", 4, 100),), 2, 8, 1, ((3, 4, 5),))
+WIDE_LAYOUT = ModelLayout((LayerKind("block", 2, 512),), 2, 64, 1, ((4, 8, 8),))
 
 
 def config_of(**schedule):
