@@ -11,6 +11,7 @@ from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.validation import shown
 from chipsparse.config import Action, Listed, Part, Periodic, SparsityConfig, Spread
 from chipsparse.config.schedule_forms import OTHERS
+from chipsparse.skip.timetable import form_of
 
 if TYPE_CHECKING:
     from chipsparse.sparse.plan import SparsityPlan
@@ -50,10 +51,13 @@ def without_effect(
     if base is None or config.layers != base.layers:
         for path, value, reason in _budgets(plan):
             fields.setdefault(reason, []).append(f"{path} ({shown(value)})")
-    return [
+    notes = [
         f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'} no effect: {reason}"
         for reason, paths in fields.items()
     ]
+    if base is None or config.schedule.form != base.schedule.form:
+        notes += _unreached(plan)
+    return notes
 
 
 def _reasons(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
@@ -105,6 +109,21 @@ def _form_fields(plan: SparsityPlan) -> Iterator[tuple[str, Any, str]]:
     if Action.SKIP in actions and Action.SPARSE not in actions:
         reason = "no skipped interval has room for one, or it rounds to none"
         yield "schedule.spread.sparse", form.sparse, reason
+
+
+def _unreached(plan: SparsityPlan) -> list[str]:
+    """Return which listed steps a generation does not have."""
+    form = form_of(plan.config.schedule.form, plan.branch, plan.sparse_cost)
+    if not isinstance(form, Listed) or plan.steps is None:
+        return []
+    sparse = () if form.sparse == OTHERS else form.sparse
+    beyond = [str(step) for step in sorted({*form.full, *sparse}) if step >= plan.steps]
+    if not beyond:
+        return []
+    return [
+        f"the listed steps {', '.join(beyond)} are never reached: the last of {plan.steps} steps "
+        f"is {plan.steps - 1}",
+    ]
 
 
 def _budgets(plan: SparsityPlan) -> Iterator[tuple[str, Any, str]]:

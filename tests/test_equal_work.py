@@ -77,7 +77,7 @@ class WorkCounter(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("make", "rule"),
-    [(tiny_wan_pipeline, "difference"), slow(tiny_flux_pipeline, "means")],
+    [(tiny_wan_pipeline, "difference"), slow(tiny_flux_pipeline, "block_means")],
 )
 def test_the_work_of_sparse_steps_is_what_pytorch_computes(make, rule, monkeypatch):
     pipe = make()
@@ -176,7 +176,7 @@ generation: {height: 64, width: 64, num_frames: 9, num_inference_steps: 10, guid
 sparsity:
   attention: {density: 0.25}
   mlp: {density: dense}
-  schedule: {full_steps: [0, 1, 4], sparse_steps: 0.1}
+  schedule: {listed: {full: [0, 1, 4], sparse: [7]}}
   block_size: 16
   tile: [2, 2, 4]
 """
@@ -187,7 +187,7 @@ def test_ways_are_compared_on_prompts(tmp_path):
     tiny_wan_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "chipsparse.yaml").write_text(PROFILE)
     (tmp_path / "ours.yaml").write_text(PROFILE)
-    (tmp_path / "skips.yaml").write_text(PROFILE.replace("sparse_steps: 0.1", "sparse_steps: 0"))
+    (tmp_path / "skips.yaml").write_text(PROFILE.replace("sparse: [7]", "sparse: []"))
     (tmp_path / "prompts.txt").write_text(f"{PROMPT}\na blue square\n")
     options = ["equal-work", "--device", "cpu", "--case", FEW]
     files = {"model": "model", "prompts": "prompts.txt", "store": "s.json"}

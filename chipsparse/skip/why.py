@@ -140,8 +140,6 @@ def notes(schedule: Schedule) -> list[str]:
 def _note(schedule: Schedule, branch: str) -> str | None:
     form = form_of(schedule.config.form, branch, schedule.run.sparse_cost)
     count = schedule.run.count
-    if isinstance(form, Listed):
-        return _unreached(form, schedule.run.steps)
     if not isinstance(form, Spread):
         return None
     if count is None:
@@ -152,18 +150,6 @@ def _note(schedule: Schedule, branch: str) -> str | None:
     return (
         f"spread.full {form.full:g} of only {count} steps lists {full} of them: such fractions are "
         "made for some 50 steps; list more with a larger full or at_least, or with listed.full"
-    )
-
-
-def _unreached(form: Listed, steps: int | None) -> str | None:
-    """Return which listed steps a generation does not have."""
-    sparse = () if isinstance(form.sparse, str) else form.sparse
-    beyond = [step for step in sorted({*form.full, *sparse}) if steps is not None and step >= steps]
-    if steps is None or not beyond:
-        return None
-    return (
-        f"the listed steps {', '.join(map(str, beyond))} are never reached: the last of {steps} "
-        f"steps is {steps - 1}"
     )
 
 

@@ -157,7 +157,7 @@ def test_each_length_of_mochi_is_a_branch_of_its_own():
 
 
 def test_each_length_of_mochi_is_a_branch_of_its_own_where_a_share_of_the_steps_is_sparse():
-    shares = {"schedule": {"full_share": 0.34, "sparse_steps": 0.5}}
+    shares = {"schedule": {"spread": {"full": 0.34, "sparse": 0.5}}}
     pipe = mochi.tiny_pipeline()
     prompts = mochi.prompts(7, negative=[3])
     with chipsparse.enable(pipe, SPARSE.override(shares)) as handle:
@@ -176,7 +176,7 @@ def test_prompts_of_other_lengths_lay_out_no_more_steps_than_there_are(monkeypat
         return spread(steps, count, **options)
 
     monkeypatch.setattr(schedule, "spread", spied)
-    shares = {"schedule": {"full_share": 0.34, "sparse_steps": 0.5}}
+    shares = {"schedule": {"spread": {"full": 0.34, "sparse": 0.5}}}
     pipe = mochi.tiny_pipeline()
     prompts = mochi.prompts(7, negative=[3])
     with chipsparse.enable(pipe, SPARSE.override(shares)):
