@@ -159,7 +159,7 @@ class ByCost(Validated):
 
 @dataclass(frozen=True, repr=False)
 class Branches(Validated):
-    """A form for each guidance branch, by its name in the report; ``*`` is for all others."""
+    """A form of its own for each guidance branch; skipped steps are corrected where all skip."""
 
     forms: tuple[tuple[str, BranchForm], ...] = option(
         REQUIRED,
