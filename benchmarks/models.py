@@ -21,9 +21,10 @@ import yaml
 
 from benchmarks.cases import CASES
 from chipsparse import ScheduleConfig, SparsityConfig, find_profile
+from chipsparse.config import ByCost
 from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.registry import FAMILIES
-from chipsparse.sparse.cost_model.relative_cost import decided
+from chipsparse.sparse.cost_model.relative_cost import sparse_cost
 
 STEPS = 50
 # The distance that latents move per step, in their own deviation.
@@ -135,12 +136,17 @@ class FullModel:
         return layout
 
     def decided(self, config: SparsityConfig) -> SparsityConfig:
-        """A config with the schedule that it has at this size."""
-        return decided(config, self.layout(), FAMILIES[self.transformer_class].sparse.masked)
+        """A config with the form of its schedule that it takes at this size."""
+        form = config.schedule.form
+        if not isinstance(form, ByCost):
+            return config
+        masked = FAMILIES[self.transformer_class].sparse.masked
+        taken = form.taken(sparse_cost(config, self.layout(), masked))
+        return replace(config, schedule=replace(config.schedule, form=taken))
 
     def nearly_all_sparse(self) -> SparsityConfig:
-        """``published`` with nearly all steps sparse, and the columns of the case of this name."""
-        config = replace(self.qualities()["published"], schedule=ScheduleConfig())
+        """``chipmunk`` with nearly all steps sparse, and the columns of the case of this name."""
+        config = replace(self.qualities()["chipmunk"], schedule=ScheduleConfig())
         if self.case in CASES:
             config = config.override({"attention.density": CASES[self.case].density})
         return config

@@ -11,6 +11,7 @@ import argparse
 import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import diffusers
@@ -18,8 +19,9 @@ import torch
 
 import chipsparse
 from benchmarks.records import Run, environment
+from chipsparse.config import ByCost
 from chipsparse.profiles.profile import bundled_model, find_profile
-from chipsparse.skip.timetable import Schedule
+from chipsparse.skip import timetable
 
 PROMPTS = (
     "a red circle moves left over a blue gradient",
@@ -74,12 +76,13 @@ def run(args: argparse.Namespace, device: torch.device, dtype: torch.dtype, to: 
             seeds = range(1 if args.tiny else args.seeds)
             dense = [clips.make(SAMPLERS[sampler](), seed, steps) for seed in seeds]
             for quality in QUALITIES:
-                schedule = profile.qualities[quality].schedule.at_cost(1.0)  # nothing sparse
+                schedule = profile.qualities[quality].schedule
+                if isinstance(schedule.form, ByCost):
+                    schedule = replace(schedule, form=schedule.form.skipping)
                 config = profile.qualities[quality].override(
                     {"schedule": schedule, "mlp.density": "dense"},
                 )
-                full = Schedule(schedule, steps).full_steps
-                assert full is not None
+                full = timetable.Schedule(schedule, timetable.Run(steps)).full_steps()
                 found = {
                     "": [clips.make(SAMPLERS[sampler](), seed, steps, config) for seed in seeds],
                     "held_": [

@@ -52,7 +52,7 @@ from benchmarks.step_timing import (
     run_timed,
 )
 from chipsparse import Parallel, ScheduleConfig, SparsityConfig
-from chipsparse.config import ActionName, Precision
+from chipsparse.config import ActionName, Actions, Precision
 from chipsparse.experiments.engine import config_digest, step_digest
 from chipsparse.layout import ModelLayout
 from chipsparse.sparse.cost_model.layer_times import as_of_many
@@ -114,19 +114,19 @@ FEW_ACTIONS = ACTIONS[: ACTIONS.index("skip") + 1]
 COUNTED = 2
 FIRST_SPARSE = 2
 LAST_SPARSE = 5
-TINY = {"block_size": 16, "schedule.first_dense_layers": 0}  # few tokens and layers
+TINY = {"block_size": 16, "layers": ()}  # few tokens and layers
 WAIT = timedelta(minutes=20)  # of the others, while the first process runs alone
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of all three commands."""
     parser.add_argument("--case", help=f"comma-separated, default all: {', '.join(MODELS)}")
-    extra = "or dense, or sparse: published with 44 of 50 steps sparse"
+    extra = "or dense, or sparse: chipmunk with 44 of 50 steps sparse"
     parser.add_argument("--schedules", help=f"comma-separated, default all qualities; {extra}")
     neurons = "share of the neurons, in place of what the qualities say"
     parser.add_argument("--mlp-density", type=float, help=neurons)
     precision = "of full attention at the dense steps and refreshes of all qualities"
-    parser.add_argument("--precision", choices=get_args(Precision), default="auto", help=precision)
+    parser.add_argument("--precision", choices=get_args(Precision), default="model", help=precision)
     linears = "of all blocks by torchao, weights and inputs, also those of the baseline"
     parser.add_argument("--fp8-linears", action="store_true", help=linears)
     parser.add_argument("--mlp", action="store_true", help="offload: sparse feed-forward, too")
@@ -222,11 +222,17 @@ def of_steps(config: SparsityConfig, step_ms: float = 0.0) -> SparsityConfig:
     return replace(
         config,
         schedule=ScheduleConfig(
-            actions=tuple([*actions, "sparse"] if sparse else full),
-            first_dense_layers=config.schedule.first_dense_layers,
+            Actions(tuple([*actions, "sparse"] if sparse else full)),
             forecast=float(config.schedule.forecast > 0),  # of any share, it takes as long
         ),
     )
+
+
+def actions_listed(config: SparsityConfig) -> list[ActionName]:
+    """The actions that the schedule of a config of `of_steps` lists."""
+    form = config.schedule.form
+    assert isinstance(form, Actions)
+    return [*form.each]
 
 
 def actions_of(config: SparsityConfig, layout: ModelLayout) -> Counter[str]:
@@ -442,7 +448,7 @@ class Steps:
         expected: dict[int, torch.Tensor],
     ) -> Timed:
         """Measured steps of a config, with their errors among the facts."""
-        if "sparse" in (of_it.schedule.actions or ()):
+        if "sparse" in actions_listed(of_it):
             with self._enabled(config) as handle:
                 self._step(0, STEPS)
                 plan = handle._runners[0].sparse.session.plan
@@ -463,7 +469,7 @@ class Steps:
         """Times the steps of a config's actions on a patched transformer."""
         device = self.device
         cuda = self.device.type == "cuda"
-        actions = list(config.schedule.actions or ())
+        actions = actions_listed(config)
         sparse = "sparse" in actions
         timed = [*range(len(actions) - sparse)]  # the last one is profiled
         spans: list[tuple[int, Any, Any]] = []  # of exchanges on the stream of the layers

@@ -17,16 +17,23 @@ if TYPE_CHECKING:
     from chipsparse.api import Handle, disable, enable
     from chipsparse.cli.compare.clips import compare
     from chipsparse.config import (
+        Action,
+        Actions,
         AttentionConfig,
+        Branches,
+        ByCost,
         ConfigError,
         DenseWarning,
         FallbackError,
         LayerBudget,
+        Listed,
         MemoryConfig,
         MLPConfig,
+        Periodic,
         QualityWarning,
         ScheduleConfig,
         SparsityConfig,
+        Spread,
     )
     from chipsparse.experiments.comparison import ClipComparison, FrameComparison
     from chipsparse.parallel.degrees import Parallel
@@ -41,12 +48,14 @@ if TYPE_CHECKING:
     )
     from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
     from chipsparse.sparse.cache.memory_plan import BudgetError
-    from chipsparse.sparse.plan import Action
 
 __all__ = [
     "Action",
+    "Actions",
     "AttentionConfig",
+    "Branches",
     "BudgetError",
+    "ByCost",
     "ClipComparison",
     "ConfigError",
     "DenseWarning",
@@ -57,14 +66,17 @@ __all__ = [
     "Handle",
     "LayerBudget",
     "LayerRecord",
+    "Listed",
     "MLPConfig",
     "MemoryConfig",
     "Parallel",
     "PeerError",
+    "Periodic",
     "Profile",
     "QualityWarning",
     "ScheduleConfig",
     "SparsityConfig",
+    "Spread",
     "StepRecord",
     "bundled_model",
     "compare",
@@ -83,11 +95,14 @@ _LATER = {
     "DenseWarning": "config",
     "FallbackError": "config",
     "LayerBudget": "config",
+    "Listed": "config",
     "MLPConfig": "config",
     "MemoryConfig": "config",
+    "Periodic": "config",
     "QualityWarning": "config",
     "ScheduleConfig": "config",
     "SparsityConfig": "config",
+    "Spread": "config",
     "GenerationDefaults": "profiles.profile",
     "Profile": "profiles.profile",
     "bundled_model": "profiles.profile",
@@ -95,8 +110,11 @@ _LATER = {
     "find_profile": "profiles.profile",
     "load_profile": "profiles.profile",
     "Parallel": "parallel.degrees",
-    "Action": "plan",
-    "BudgetError": "cache.memory_plan",
+    "Action": "config",
+    "Actions": "config",
+    "Branches": "config",
+    "BudgetError": "sparse.cache.memory_plan",
+    "ByCost": "config",
     "ClipComparison": "experiments.comparison",
     "FrameComparison": "experiments.comparison",
     "GenerationReport": "report.generation",

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def enable(
         config: a config, a profile, or the path of one. By default the profile in the folder of the
             pipeline, else that of its transformer's class.
         quality: a named quality of the profile: ``"faithful"``, ``"balanced"`` (the default),
-            ``"fast"``, ``"draft"`` (the fastest) or ``"published"``. A `SparsityConfig` has none.
+            ``"fast"``, ``"draft"`` (the fastest) or ``"chipmunk"``. A `SparsityConfig` has none.
         strict: raise `FallbackError` where anything would run denser than the config asks.
         layer_times: measure the time of every layer for the report, by events of the device.
         static_columns: columns of attention that every query block keeps: one bool for each video
@@ -219,7 +220,7 @@ def enable(
     with _CHANGING:
         transformers = _find_transformers(pipe)
     model_class = family_of(next(iter(transformers.values()))).transformer_class
-    config, quality = _resolve(pipe, config, quality, model_class, len(transformers))
+    asked = _resolve(pipe, config, quality, model_class, len(transformers))
     bits = None if static_columns is None else static_bits(static_columns)
     team = team_of(list(transformers.values()), parallel)  # waits for other processes
     folder = _folder(pipe)
@@ -228,8 +229,9 @@ def enable(
         strict=strict,
         layer_times=layer_times,
         pipeline=PipelineFacts(type(pipe).__name__, str(folder) if folder else None, classes),
-        config=config,
-        quality=quality,
+        config=asked.config,
+        quality=asked.quality,
+        base=asked.base,
     )
     with _CHANGING, contextlib.ExitStack() as stack:
         transformers = _find_transformers(pipe)  # another thread may have patched them
@@ -237,7 +239,7 @@ def enable(
         if replaced is not None:
             replaced._keep_calls_out(stack)
             replaced._restore()
-        handle = Handle(config, report)
+        handle = Handle(asked.config, report)
         try:
             _patch(pipe, handle, transformers, bits, team)
         except BaseException:
@@ -392,20 +394,29 @@ def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
     )
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What a caller of `enable` asks for."""
+
+    config: SparsityConfig
+    quality: str | None = None  # its name in its profile, where it has one
+    base: SparsityConfig | None = None  # see `Profile`
+
+
 def _resolve(
     pipe: Any,
     config: SparsityConfig | Profile | str | Path | None,
     quality: str | None,
     transformer_class: str,
     experts: int,
-) -> tuple[SparsityConfig, str | None]:
+) -> _Asked:
     if isinstance(config, SparsityConfig):
         if quality is not None:
             raise ValueError(
                 f"quality={shown(quality)} is one of a profile's, and a SparsityConfig has none; "
                 "give one of the two",
             )
-        return config, None
+        return _Asked(config)
     if isinstance(config, Profile):
         profile = config
     elif config == "":
@@ -432,4 +443,4 @@ def _resolve(
             f"{transformer_class}",
         )
     profile = profile if quality is None else profile.of_quality(quality)
-    return profile.sparsity, profile.quality
+    return _Asked(profile.sparsity, profile.quality, profile.base)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -10,33 +9,35 @@ from typing import TYPE_CHECKING, Any
 
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.validation import shown
-from chipsparse.config import PUBLISHED_FORM, Part, ScheduleConfig, SparsityConfig
-from chipsparse.skip.timetable import Action
+from chipsparse.config import Action, Listed, Part, Periodic, SparsityConfig, Spread
+from chipsparse.config.schedule_forms import OTHERS
+from chipsparse.skip.timetable import form_of
 
 if TYPE_CHECKING:
     from chipsparse.sparse.plan import SparsityPlan
 
-OFF = ("never", "bf16", "dense", ())  # values that keep something off and ask for nothing
+OFF = ("never", "dense")  # values that keep something off and ask for nothing
 NOTHING_SPARSE = "no step is sparse"
-# Fields of the schedule that hold beside ``actions`` too.
-BESIDE_ACTIONS = ("actions", "first_dense_layers", "forecast", "forecast_after", "correct")
 
 
-def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
+def without_effect(
+    plan: SparsityPlan,
+    *,
+    base: SparsityConfig | None = None,
+    on_cpu: bool = False,
+) -> list[str]:
     """Return one sentence for each reason, with all fields that it holds for.
 
-    A field asks for something where it has neither its default nor what the named quality gives it
-    (`SparsityConfig.usual`).
+    A field asks for something where it has neither its default nor the value of ``base``, which is
+    the config where nobody asked for anything.
     """
     config = plan.config
-    rules = plan.config.schedule
-    usual = plan.config.usual
     fields: dict[str, list[str]] = {}
     for path, reason in _reasons(plan, on_cpu).items():
         field = attrgetter(path)
         value = field(config)
         default = field(SparsityConfig())
-        is_usual = usual is not None and value == field(usual)
+        is_usual = base is not None and value == field(base)
         if reason is None or is_usual or value in OFF or value == default:
             continue
         if path in ("memory.vram", "memory.ram"):
@@ -44,21 +45,18 @@ def without_effect(plan: SparsityPlan, *, on_cpu: bool = False) -> list[str]:
         else:
             text = shown(list(value) if isinstance(value, tuple) else value)
         fields.setdefault(reason, []).append(f"{path} ({text})")
-    if usual is None or config.layers != usual.layers:
+    if base is None or config.schedule.form != base.schedule.form:
+        for path, value, reason in _form_fields(plan):
+            fields.setdefault(reason, []).append(f"{path} ({shown(value)})")
+    if base is None or config.layers != base.layers:
         for path, value, reason in _budgets(plan):
             fields.setdefault(reason, []).append(f"{path} ({shown(value)})")
     notes = [
         f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'} no effect: {reason}"
         for reason, paths in fields.items()
     ]
-    for name in ("full_steps", "sparse_steps"):
-        listed = getattr(rules, name)
-        own = usual is None or getattr(usual.schedule, name) != listed
-        if not own or plan.steps is None or not isinstance(listed, tuple):
-            continue
-        if beyond := ", ".join(str(step) for step in listed if step >= plan.steps):
-            last = f"the last of {plan.steps} steps is {plan.steps - 1}"
-            notes.append(f"{name} {beyond} are never reached: {last}")
+    if base is None or config.schedule.form != base.schedule.form:
+        notes += _unreached(plan)
     return notes
 
 
@@ -68,6 +66,8 @@ def _reasons(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
     columns = _why_not_sparse(plan, "attention")
     neurons = _why_not_sparse(plan, "mlp")
     dense = NOTHING_SPARSE if plan.is_dense() else None
+    rules = config.schedule
+    no_skip = None if plan.schedule.skips_any else "no step is skipped"
     cpu = "this device is a CPU" if on_cpu else None
     never = "memory.offload is never" if config.memory.offload == "never" and not on_cpu else None
     return {
@@ -77,7 +77,8 @@ def _reasons(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
         "mlp.density": neurons,
         "block_size": columns and neurons,
         "memory.cache_precision": columns and neurons,
-        **_schedule_reasons(plan, config.schedule),
+        "schedule.forecast": no_skip,
+        "schedule.forecast_after": no_skip if rules.forecast else "schedule.forecast is not given",
         "memory.vram": dense or cpu,
         "memory.ram": dense or never,
         "memory.offload": dense,
@@ -86,38 +87,43 @@ def _reasons(plan: SparsityPlan, on_cpu: bool) -> dict[str, str | None]:
     }
 
 
-def _schedule_reasons(plan: SparsityPlan, rules: ScheduleConfig) -> dict[str, str | None]:
-    schedule = plan.schedule
-    actions = schedule.actions[schedule.first :]
-    skips = Action.SKIP in actions
-    no_layer = None if plan.has_sparse_layers else "no layer is sparse"
-    no_skip = None if skips else "no step is skipped"
-    if plan.has_sparse_layers:
-        first = NOTHING_SPARSE if plan.is_dense() else None
-    else:
-        first = None if plan.config.attention.is_sparse or plan.config.mlp.is_sparse else no_layer
-    least = None if rules.full_share else "schedule.full_share is not given"
-    if schedule.is_short:
-        least = "of so few steps, at most the first, second and fourth are full"
-    sparse = no_layer if rules.lists_full else "no full steps are listed"
-    is_share = not isinstance(rules.sparse_steps, tuple)
-    if is_share and skips and Action.SPARSE not in actions and plan.steps is not None:
-        sparse = sparse or "no gap between full steps has room for one, or it rounds to none"
-    reasons = {
-        "schedule.sparse_steps": sparse,
-        "schedule.least_full": least,
-        **{f"schedule.{name}": no_layer for name in PUBLISHED_FORM},
-    }
-    if rules.actions is not None:
-        names = [field.name for field in dataclasses.fields(rules)]
-        overridden = [f"schedule.{name}" for name in names if name not in BESIDE_ACTIONS]
-        reasons = dict.fromkeys(overridden, "schedule.actions overrides it")
-    return {
-        **reasons,
-        "schedule.forecast": no_skip,
-        "schedule.forecast_after": no_skip if rules.forecast else "schedule.forecast is not given",
-        "schedule.first_dense_layers": first,
-    }
+def _form_fields(plan: SparsityPlan) -> Iterator[tuple[str, Any, str]]:
+    """Yield the fields of the schedule's form that ask for sparse steps where there are none."""
+    form = plan.config.schedule.form
+    if not plan.has_sparse_layers:
+        reason = "no layer is sparse"
+        if isinstance(form, Periodic) and form != Periodic():
+            for name in ("warmup", "refresh_every"):
+                value = getattr(form, name)
+                if value != getattr(Periodic(), name):
+                    yield f"schedule.periodic.{name}", value, reason
+        elif isinstance(form, Spread) and form.sparse:
+            yield "schedule.spread.sparse", form.sparse, reason
+        elif isinstance(form, Listed) and form.sparse:
+            sparse = OTHERS if form.sparse == OTHERS else list(form.sparse)
+            yield "schedule.listed.sparse", sparse, reason
+        return
+    if not isinstance(form, Spread) or not form.sparse or plan.steps is None:
+        return
+    actions = plan.schedule.actions()[plan.first :]
+    if Action.SKIP in actions and Action.SPARSE not in actions:
+        reason = "no skipped interval has room for one, or it rounds to none"
+        yield "schedule.spread.sparse", form.sparse, reason
+
+
+def _unreached(plan: SparsityPlan) -> list[str]:
+    """Return which listed steps a generation does not have."""
+    form = form_of(plan.config.schedule.form, plan.branch, plan.sparse_cost)
+    if not isinstance(form, Listed) or plan.steps is None:
+        return []
+    sparse = () if form.sparse == OTHERS else form.sparse
+    beyond = [str(step) for step in sorted({*form.full, *sparse}) if step >= plan.steps]
+    if not beyond:
+        return []
+    return [
+        f"the listed steps {', '.join(beyond)} are never reached: the last of {plan.steps} steps "
+        f"is {plan.steps - 1}",
+    ]
 
 
 def _budgets(plan: SparsityPlan) -> Iterator[tuple[str, Any, str]]:
@@ -125,7 +131,7 @@ def _budgets(plan: SparsityPlan) -> Iterator[tuple[str, Any, str]]:
     for place, budget in enumerate(plan.config.layers):
         shares: dict[Part, Any] = {"attention": budget.attention, "mlp": budget.mlp}
         if set(shares.values()) == {None}:
-            yield f"layers[{place}]", budget.layers, "it names neither attention nor mlp"
+            yield f"layers[{place}]", budget.index, "it names neither attention nor mlp"
         own = list(itertools.chain(*budget.ranges()))
         for part, share in shares.items():
             reason = _why_not_sparse(plan, part) or _why_not_sparse(plan, part, own)

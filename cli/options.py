@@ -329,7 +329,7 @@ class GenerationOptions(PrintOptions):
     )
     quality: Quality | None = sparsity_option(
         help="Quality of the profile: faithful (closest to dense), balanced, fast, draft "
-        "(fastest), or published (the schedule published first, to compare with).",
+        "(fastest), or chipmunk (the schedule published first, to compare with).",
         shown="balanced",
     )
     vram: Memory | None = sparsity_option(

@@ -23,7 +23,7 @@ from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles.profile import MOST_STEPS, Profile
 from chipsparse.report.nothing_sparse import what_helps
 from chipsparse.sparse.cache.memory_plan import working_bytes
-from chipsparse.sparse.cost_model.relative_cost import decided, why_skipping
+from chipsparse.sparse.cost_model.relative_cost import asked_cost, why_skipping
 from chipsparse.sparse.layers.mlp_weights import Fp8Form
 from chipsparse.sparse.plan import CACHED, SparsityPlan
 
@@ -83,8 +83,9 @@ def plan_generation(
     if not model.has_guider:
         branches += family.guidance.further_branches(model.default)
     with user_errors(ConfigError, what=profile.source):
-        config = decided(profile.sparsity, layout, family.sparse.masked)
-        plan = SparsityPlan(config, layout, called_steps(settings, model))
+        cost = asked_cost(profile.sparsity, layout, family.sparse.masked)
+        steps = called_steps(settings, model)
+        plan = SparsityPlan(profile.sparsity, layout, steps, sparse_cost=cost)
     never = never_sparse(model)
     for part in PARTS:
         if not getattr(plan.config, part).is_sparse:
@@ -93,7 +94,7 @@ def plan_generation(
         never = {part: never.get(part, "no step of the schedule is sparse") for part in PARTS}
     space, _ = vae_factors(model.vae_config)
     pixels = rows * space, columns * space
-    skipping = why_skipping(profile.sparsity, plan, family.sparse.masked)
+    skipping = why_skipping(plan)
     return PlannedGeneration(plan, pixels, branches, never, skipping)
 
 

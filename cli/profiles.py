@@ -15,7 +15,7 @@ from chipsparse.profiles.profile import load_profile
 from chipsparse.profiles.tuned_range import TunedFor
 
 # Fields that a search chooses, which are written even where they are at their defaults.
-CHOSEN = ("density", "sparse_steps", "forecast", "forecast_after", "correct")
+CHOSEN = ("density", "forecast", "forecast_after", "correct")
 HEADER = "# Written by `chipsparse {}`. What the fields mean: docs/config.md.\n"
 
 
@@ -50,7 +50,8 @@ def write_profile(
 
 def _changed(config: SparsityConfig) -> dict[str, Any]:
     """Return the fields that are not at their defaults, and always what tuning chooses."""
-    values, defaults = (dataclasses.asdict(c) for c in (config, SparsityConfig()))
+    values = config.words()
+    defaults = SparsityConfig().words()
     changed: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -231,7 +231,7 @@ def called(
 
     names = [field.name for field in dataclasses.fields(options)]
     typed = {name: str(getattr(options, name)) for name in names if name not in SHOWING | WRITTEN}
-    digests = [digest(dataclasses.asdict(profile.sparsity)) for profile in profiles if profile]
+    digests = [digest(profile.sparsity.words()) for profile in profiles if profile]
     computed = ", ".join(digests)
     said = digest({"prompts": list(prompts)})
     return {**typed, "what the profile says": computed, "what the prompts say": said}

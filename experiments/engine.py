@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -267,7 +267,7 @@ NOT_COMPUTED = ("memory", "cuda_graphs")
 
 def run_digest(config: SparsityConfig) -> str:
     """A short name of a config with all its fields: clips with the same one take as long."""
-    return digest(asdict(config))
+    return digest(config.words())
 
 
 def config_digest(config: SparsityConfig) -> str:
@@ -276,7 +276,7 @@ def config_digest(config: SparsityConfig) -> str:
     Records of quality and of speed are joined by it. Times differ where it is the same: stored
     clips go by `run_digest`.
     """
-    content = asdict(config)
+    content = config.words()
     for name in NOT_COMPUTED:
         del content[name]
     return digest(content)
@@ -287,11 +287,10 @@ def step_digest(config: SparsityConfig) -> str:
 
     Configs with the same one differ in their lists of steps alone, so their steps take as long.
     """
-    content = asdict(config)
-    first_dense_layers = content.pop("schedule")["first_dense_layers"]
-    for name in NOT_COMPUTED:
+    content = config.words()
+    for name in ("schedule", *NOT_COMPUTED):
         del content[name]
-    return digest({**content, "first_dense_layers": first_dense_layers})
+    return digest(content)
 
 
 def plainly(error: Exception) -> str:

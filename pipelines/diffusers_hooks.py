@@ -83,7 +83,8 @@ def why_caches_refused(transformer: torch.nn.Module, *, skips: bool) -> str | No
         if skips and name in COUNTING_CACHES:
             return (
                 f"{COUNTING_CACHES[name]} counts the transformer's calls as denoising steps, so it "
-                "would lose its place where chipsparse skips one; set schedule.sparse_steps to 1, "
+                "would lose its place where chipsparse skips one; take a schedule "
+                "that skips none, such as schedule.spread with sparse: 1, "
                 "or call disable_cache() on the transformer"
             )
     return None

@@ -42,7 +42,7 @@ from chipsparse.skip.correction import held_bytes
 from chipsparse.skip.position import PositionTracker, StepContext
 from chipsparse.skip.session import CallForm, Decision, SkipSession
 from chipsparse.skip.step_log import LoggedCall
-from chipsparse.skip.timetable import Schedule
+from chipsparse.skip.timetable import Run, Schedule
 from chipsparse.sparse.layers.state import StepState
 from chipsparse.sparse.plan import Action, SparsityPlan
 from chipsparse.sparse.session import Reading, SparseSession
@@ -303,8 +303,9 @@ class Runner:
         """Return the position with whether the scheduler corrects, asked once a generation."""
         corrects = self.generation.corrects
         if corrects is None:
-            schedule = self.sparse.session.config_for(layout).schedule
-            planned = Schedule(schedule, place.steps, place.first)
+            session = self.sparse.session
+            run = Run(place.steps, place.first, session.sparse_cost(layout))
+            planned = Schedule(session.config.schedule, run)
             corrects = self.loop.corrects(planned) and self._is_scheduled
             self.generation.corrects = corrects
         return replace(place, corrects=corrects)

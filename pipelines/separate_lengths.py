@@ -15,6 +15,7 @@ import torch
 
 from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.call_reader import Arguments, CallReader
+from chipsparse.skip.why import may_be_sparse
 from chipsparse.sparse.plan import SparsityPlan
 
 
@@ -64,11 +65,6 @@ class SeparateLengths(CallReader):
         self._branches = 1
         self._samples = None
         distinct = list(dict.fromkeys(lengths or ()))
-        is_one = len(distinct) < 2 or torch.is_grad_enabled()
-        if not is_one and self.split is None:
-            is_one = not is_known(arguments)
-        if is_one or not self._may_be_sparse(arguments):
-            return call(args, kwargs)
         self._branches = len(distinct)
         position = {"name": "call", **position}
         samples = lengths or []
@@ -91,8 +87,10 @@ class SeparateLengths(CallReader):
         if self.split is not None:  # the model masks prompts where nothing is sparse
             return True
         layout = self.layout(arguments)
-        config = self.session.config_for(layout)
-        return SparsityPlan(config, layout).has_sparse_layers and config.schedule.names_sparse
+        config = self.session.config
+        if not SparsityPlan(config, layout).has_sparse_layers:
+            return False
+        return may_be_sparse(config.schedule.form, self.session.sparse_cost(layout))
 
 
 def rows_of(arguments: Arguments, rows: list[int], batch: int) -> Arguments:

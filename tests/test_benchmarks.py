@@ -177,7 +177,7 @@ def uncompiled(monkeypatch):
 )
 def test_steps_of_a_small_model(case, uncompiled, tmp_path):
     every = case in ("flux_1280x768", "wan14b_720p")
-    names = [*QUALITIES, "sparse"] if every else ["published"]
+    names = [*QUALITIES, "sparse"] if every else ["chipmunk"]
     options = ("--dtype", "float32", "--case", case, "--schedules", ",".join(names))
     code, made = dry_run(tmp_path, "steps", *options)
     by_name = {record["schedule"]: record for record in made}
@@ -194,7 +194,7 @@ def test_steps_of_a_small_model(case, uncompiled, tmp_path):
         # Sparse steps are measured whether or not the quality takes any at this size.
         assert record["step_speedup"] == near(record["baseline_step_ms"] / record["sparse_ms"])
         assert 0 < record["attention_kept"] < 1
-        if record["schedule"] in ("published", "sparse"):
+        if record["schedule"] in ("chipmunk", "sparse"):
             assert 0 < record["mlp_kept"] < 1
         else:
             assert (record["mlp_kept"], record["mlp_density"]) == (None, 1.0)
@@ -204,7 +204,7 @@ def test_steps_of_a_small_model(case, uncompiled, tmp_path):
         first = by_name["sparse"]
         assert first["actions"] == {"dense": 1, "refresh": 5, "sparse": 44}
         # The same steps are measured once.
-        assert first["sparse_ms"] == by_name["published"]["sparse_ms"]
+        assert first["sparse_ms"] == by_name["chipmunk"]["sparse_ms"]
         balanced = by_name["balanced"]
         fast = by_name["fast"]
         assert balanced["sparse_ms"] == fast["sparse_ms"]
@@ -240,7 +240,7 @@ def test_full_steps_in_8_bits_with_compiled_blocks(linears, monkeypatch, tmp_pat
     if linears:
         api = pytest.importorskip("torchao.quantization.quant_api")
         monkeypatch.setattr(api, "_check_hardware_support", lambda _: None)  # looks for a GPU
-    options = ("--case", "wan1b_480p", "--schedules", "published")
+    options = ("--case", "wan1b_480p", "--schedules", "chipmunk")
     code, (record,) = dry_run(tmp_path, "steps", *options, "--precision", "fp8", *linears)
     assert (code, record["graph_breaks"]) == (0, 0)
     assert record["backends"]["fp8_dense_attention"] == "reference"

@@ -236,7 +236,7 @@ def test_the_report_prices_clips_and_compares_the_shipped_qualities():
             for n in (6, 25)
         ),
         made(OURS, "balanced", "x", 33.0, calls=calls, **priced_by_config("balanced")),
-        made(OURS, "published", "x", 39.0, calls=calls, **priced_by_config("published")),
+        made(OURS, "chipmunk", "x", 39.0, calls=calls, **priced_by_config("chipmunk")),
         made("MagCache", "a", "x", 31.0, work=1 / 2.25),
         made("SeaCache", "a", "x", None, work=0.6, refused="IndexError: no"),
     ]

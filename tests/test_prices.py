@@ -60,15 +60,15 @@ def clip(setting, config, **fields):
 def test_digests_tell_what_is_computed_and_nothing_else():
     launched = BALANCED.override({"cuda_graphs": "never", "memory.vram": "1G"})
     assert config_digest(launched) == config_digest(BALANCED)
-    other_list = BALANCED.override({"schedule.full_share": 0.2})
+    other_list = BALANCED.override({"schedule.spread.full": 0.2})
     assert config_digest(other_list) != config_digest(BALANCED)
     assert step_digest(other_list) == step_digest(BALANCED)
     for changes in (
         {"mlp.density": 0.3},
         {"attention.density": 0.2},
         {"attention.delta_rule": "difference"},
-        {"schedule.first_dense_layers": 2},
-        {"layers": [{"layers": 1, "attention": "dense"}]},
+        {"layers": []},
+        {"layers": [{"index": 1, "attention": "dense"}]},
         {"tile": None},
     ):
         assert step_digest(BALANCED.override(changes)) != step_digest(BALANCED)

@@ -41,25 +41,27 @@ WAYS = {"recorded": 0.6, "one handle": 0.6, "caches on the host": 0.25, "inferen
 USUAL = {
     "attention.density": (0.1, 0.25, 0.5),
     "block_size": (16, 16, 32),
-    "attention.delta_rule": ("difference", "means", "means"),
+    "attention.delta_rule": ("difference", "block_means", "block_means"),
     "mlp.density": (0.1, 0.3),
     "tile": ([2, 2, 2], [1, 4, 4], None),
 }
 RARE = {
     "mlp.density": ("dense",),
     "schedule.forecast": (0.5, 1.0),
-    "schedule.first_dense_layers": (1,),
-    "layers": ([{"layers": "0", "attention": "dense", "mlp": 0.5}],),
+    "layers": (
+        [{"index": "0", "attention": "dense", "mlp": "dense"}],
+        [{"index": "0", "attention": "dense", "mlp": 0.5}],
+    ),
     "memory.ram": ("64K", "1M"),
-    "memory.cache_precision": ("full", "fp8"),
+    "memory.cache_precision": ("model", "fp8"),
 }
 SCHEDULES = (
-    {"schedule.refresh_every": 6},
-    {"schedule.refresh_every": 6, "schedule.warmup_steps": 3},
+    {"schedule.periodic.refresh_every": 6},
+    {"schedule.periodic.refresh_every": 6, "schedule.periodic.warmup": 3},
     {"schedule.actions": ["dense", "dense", "refresh", "sparse", "skip", "sparse"]},
-    {"schedule.full_share": 0.5, "schedule.sparse_steps": 0.2},
-    {"schedule.full_steps": [0, 1, 4], "schedule.sparse_steps": 1.0},
-    {"schedule.full_steps": [0, 1, 4], "schedule.sparse_steps": 0.0},
+    {"schedule.spread.full": 0.5, "schedule.spread.sparse": 0.2},
+    {"schedule.listed.full": [0, 1, 4], "schedule.listed.sparse": "others"},
+    {"schedule.listed.full": [0, 1, 4]},
 )
 FAULTS = (RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError)
 MOST_OPERATIONS = 9000  # of a short generation: where among them a fault strikes
@@ -381,7 +383,7 @@ def double_the_output(model):
     ],
 )
 def test_what_a_round_leaves_is_found(soak, monkeypatch, target, name, at_the_end, said):
-    settings = {"block_size": 16, "schedule.refresh_every": 6}
+    settings = {"block_size": 16, "schedule.periodic.refresh_every": 6}
     round_ = drawn_round(0)
     vars(round_).update(family="flux", settings=settings, ways=("recorded",), calls=(Call(),))
     original = getattr(target, name)

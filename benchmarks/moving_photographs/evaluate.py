@@ -48,9 +48,9 @@ from benchmarks.moving_photographs.methods import (
 from benchmarks.moving_photographs.mlp_rules import RULES, simulated
 from benchmarks.prices import PRICED_AS, StepPrices, computed_prices, priced, prices_of
 from benchmarks.records import Record, Run, read, table, write
-from chipsparse.config import SparsityConfig
+from chipsparse.config import SparsityConfig, Spread
 from chipsparse.profiles.profile import find_profile
-from chipsparse.skip.timetable import Schedule
+from chipsparse.skip import timetable
 from chipsparse.sparse.cost_model import layer_times
 from chipsparse.sparse.plan import Action
 
@@ -136,21 +136,14 @@ def _qualities(steps: int) -> Iterator[Entry]:
     """The shipped qualities, with the steps that they have where their time is counted."""
     for name, config in shipped().items():
         own = MODELS[PRICED_AS].decided(config)
-        sparse = Action.SPARSE in Schedule(own.schedule, steps).actions
+        sparse = Action.SPARSE in timetable.Schedule(own.schedule, timetable.Run(steps)).actions()
         yield Entry(OURS if sparse else SKIPS, QUALITIES, name, own)
 
 
 def _list(full: int, sparse: int, steps: int) -> Entry:
     """``balanced`` with so many full and sparse steps; the rest is skipped."""
     config = shipped()["balanced"]
-    schedule = replace(
-        config.schedule,
-        full_share=full / steps,
-        sparse_steps=sparse / steps,
-        least_full=2,
-        sparse_at_most=None,
-        skipping=None,
-    )
+    schedule = replace(config.schedule, form=Spread(full / steps, sparse / steps))
     setting = f"{full} in full, {sparse} sparse" if sparse else f"{full} in full"
     method, variant = (OURS, "lists") if sparse else (SKIPS, "")
     return Entry(method, variant, setting, replace(config, schedule=schedule))
@@ -159,7 +152,7 @@ def _list(full: int, sparse: int, steps: int) -> Entry:
 def _simulated() -> Iterator[Entry]:
     for name in ("balanced", "fast"):
         config = MODELS[PRICED_AS].decided(shipped()[name])
-        first = config.schedule.first_dense_layers
+        first = max((budget.last + 1 for budget in config.layers), default=0)
         for density in (0.5, 0.3):  # by the kernels that there are
             sparse = config.override({"mlp.density": density})
             yield Entry(OURS, f"MLP {density:.0%}", name, sparse)

@@ -20,7 +20,7 @@ from benchmarks.records import Record, environment
 from benchmarks.step_timing import attention_backend
 from chipsparse.config import PARTS, SparsityConfig
 from chipsparse.profiles.profile import load_profile
-from chipsparse.skip.timetable import Schedule
+from chipsparse.skip.timetable import Run, Schedule
 from chipsparse.sparse.plan import Action
 
 # Settings about the published speed-ups of the other methods, and faster ones.
@@ -88,7 +88,7 @@ def of_profile(path: Path, steps: int) -> Entry:
     A config that computes nothing sparsely in so many steps counts as a list of skips.
     """
     config = load_profile(path).sparsity
-    actions = Schedule(config.schedule, steps).actions
+    actions = Schedule(config.schedule, Run(steps)).actions()
     sparse = (config.attention.is_sparse or config.mlp.is_sparse) and Action.SPARSE in actions
     return Entry(OURS if sparse else SKIPS, path.parent.name, path.stem, config)
 

@@ -14,13 +14,17 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing import Self
+
+V = TypeVar("V", bound="Validated")
 
 UNIONS = (typing.Union, types.UnionType)
 LARGEST_FLOAT = sys.float_info.max
 LARGEST = 2**63 - 1  # that a tensor or a kernel takes
+REQUIRED: Any = dataclasses.MISSING  # in place of a default
 # Values in messages: what somebody passed by mistake may be long, or nested without end.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
@@ -34,9 +38,24 @@ def option(
     *,
     minimum: float | None = None,
     maximum: float | None = None,
+    former: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return a dataclass field with its help text and inclusive bounds."""
-    return field(default=default, metadata={"help": help, "minimum": minimum, "maximum": maximum})
+    """Return a dataclass field.
+
+    Args:
+        default: its default, or `REQUIRED`.
+        help: the effect and the range of the field.
+        minimum: the lowest number.
+        maximum: the highest number.
+        former: words that it took once, and the word that each became.
+    """
+    facts = {"help": help, "minimum": minimum, "maximum": maximum, "former": former or {}}
+    return field(default=default, metadata=facts)
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Raises for a case that was forgotten, which mypy finds first."""
+    raise AssertionError(f"unexpected {value!r}")
 
 
 def shown(value: Any) -> str:
@@ -55,6 +74,9 @@ class Validated:
     They are dataclasses with ``repr=False``, which leaves the one below.
     """
 
+    # Fields that had other names once, by these.
+    FORMER_NAMES: ClassVar[Mapping[str, str]] = {}
+
     def __repr__(self) -> str:
         """The call that makes it, without the fields that have their defaults."""
         changed = [
@@ -67,9 +89,40 @@ class Validated:
     def __post_init__(self) -> None:
         hints = _hints(type(self))  # type: ignore[arg-type]
         for item in dataclasses.fields(self):
-            value = _checked(getattr(self, item.name), hints[item.name], item.name)
+            value = getattr(self, item.name)
+            _check_former(value, item)
+            value = _checked(value, hints[item.name], item.name)
             _check_bounds(value, item)
             object.__setattr__(self, item.name, value)
+
+    def words(self) -> dict[str, Any]:
+        """Return plain values, from which `read` makes an equal object."""
+        return {item.name: _plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
+
+    @classmethod
+    def read(cls, words: Mapping[str, Any]) -> Self:
+        """Return the object of plain values.
+
+        Raises:
+            ValueError: for a field that is missing, unknown, or not of its type; the message
+                begins with the field's path.
+        """
+        names = [item.name for item in dataclasses.fields(cls)]
+        for name in words:
+            if name in cls.FORMER_NAMES:
+                raise ValueError(f"{name}: its name is now {cls.FORMER_NAMES[name]}")
+            if name not in names:
+                raise ValueError(f"{name}: unknown field; allowed: {', '.join(names)}")
+        for item in dataclasses.fields(cls):
+            if item.default is REQUIRED and item.name not in words:
+                raise ValueError(f"{item.name}: missing, and it has no default")
+        return cls(**words)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Validated):
+        return value.words()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 @functools.cache  # to look them up takes most of the time of making a config
@@ -77,19 +130,15 @@ def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def build(cls: type[T], data: Any, path: str = "") -> T:
+def build(cls: type[V], data: Any, path: str = "") -> V:
     """Return a (nested) frozen dataclass of mappings; errors name the path of what is wrong."""
-    names = [item.name for item in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    allowed = ", ".join(names)
     if not isinstance(data, Mapping):
+        allowed = ", ".join(item.name for item in dataclasses.fields(cls))
         here = path or "the top level"
         raise ValueError(f"{here}: expected a mapping with {allowed}, got {shown(data)}")
     prefix = f"{path}." if path else ""
-    for name in data:
-        if name not in names:
-            raise ValueError(f"{prefix}{name}: unknown field; allowed: {allowed}")
     try:
-        return cls(**data)
+        return cls.read(data)
     except ValueError as error:
         raise ValueError(f"{prefix}{error}") from None
 
@@ -107,7 +156,7 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
         return dict(value)
     if _is_plain(value, kind):
         return float(value) if kind is float else value
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and issubclass(kind, Validated):
         return build(kind, value, path)
     raise _unexpected(value, kind, path)
 
@@ -149,6 +198,13 @@ def _unboxed(value: Any) -> Any:
     """Return Python's number, bool or text for a scalar of NumPy, which need not be imported."""
     of_numpy = type(value).__module__.partition(".")[0] == "numpy"
     return value.item() if of_numpy and getattr(value, "shape", None) == () else value
+
+
+def _check_former(value: Any, item: dataclasses.Field[Any]) -> None:
+    """Raises `ValueError` for a word that a field took once."""
+    former = item.metadata["former"]
+    if isinstance(value, str) and value in former:
+        raise ValueError(f"{item.name}: {value} is now {former[value]}")
 
 
 def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:

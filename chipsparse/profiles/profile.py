@@ -40,8 +40,9 @@ QUALITIES = {
     "balanced": "the default",
     "fast": "further from dense",
     "draft": "the fastest, to see what comes",
-    "published": "few full steps, all others sparse: the schedule that was published first",
+    "chipmunk": "few full steps, all others sparse: the schedule that was published first",
 }
+FORMER_QUALITIES = {"published": "chipmunk"}
 DEFAULT_QUALITY = "balanced"
 WHOLE = "schedule"  # replaced, not merged: its forms exclude each other
 
@@ -96,6 +97,10 @@ class Profile:
     tuned: TunedFor | None = None  # what it was tuned for; None where people wrote it
     quality: str | None = None  # name of the one that is taken; None where none is by default
     qualities: Mapping[str, SparsityConfig] = field(default_factory=dict)
+    # By quality, what it is where the profile's writer asks for nothing else.
+    bases: Mapping[str, SparsityConfig] = field(default_factory=dict)
+    # What is computed where nobody asks for anything else; None: the defaults of a config.
+    base: SparsityConfig | None = None
     instead: str | None = None  # why it takes the place of another profile, one sentence
 
     def __repr__(self) -> str:
@@ -119,7 +124,12 @@ class Profile:
         check_quality(name)
         if not self.qualities:
             raise ValueError(f"{self.source} does not say what {name} is: it has no qualities")
-        return dataclasses.replace(self, quality=name, sparsity=self.qualities[name])
+        return dataclasses.replace(
+            self,
+            quality=name,
+            sparsity=self.qualities[name],
+            base=self.bases.get(name),
+        )
 
     def for_steps(self, steps: int | None, *, experts: int = 1) -> Profile:
         """Return the profile for a number of steps (None: as many as the profile says).
@@ -186,28 +196,34 @@ def load_profile(path: Path | str) -> Profile:
         del data[IMAGES]
     try:
         parsed = build(_ProfileFile, data)
-        qualities = {}
+        qualities: dict[str, SparsityConfig] = {}
+        bases: dict[str, SparsityConfig] = {}
         if parsed.qualities is not None:
             common = data.get("sparsity") or {}
-            qualities = _read_qualities(parsed.qualities, common, usual_qualities(parsed.medium))
+            usual = usual_qualities(parsed.medium)
+            qualities, bases = _read_qualities(parsed.qualities, common, usual)
         if Path(path).resolve().is_relative_to(ASSETS.resolve()):  # where its user asks for nothing
-            qualities = {name: config.over(config) for name, config in qualities.items()}
+            bases = qualities
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     profile = Profile(
         parsed.model_class,
         parsed.description,
         parsed.generation,
-        parsed.sparsity.over(None if parsed.tuned is None else parsed.sparsity),
+        parsed.sparsity,
         str(path),
         parsed.tuned,
         qualities=qualities,
+        bases=bases,
+        base=None if parsed.tuned is None else parsed.sparsity,
     )
     return profile.of_quality(DEFAULT_QUALITY) if qualities else profile
 
 
 def check_quality(name: str) -> None:
     """Raises `ValueError`, with the known names, for one that no profile can have."""
+    if isinstance(name, str) and name in FORMER_QUALITIES:
+        raise ValueError(f"quality {name} is now {FORMER_QUALITIES[name]}")
     if not isinstance(name, str) or name not in QUALITIES:
         raise ValueError(f"there is no quality {shown(name)}; known are {', '.join(QUALITIES)}")
 
@@ -228,20 +244,26 @@ def _read_qualities(
     differing: Mapping[str, Any],
     common: Mapping[str, Any],
     usually: Mapping[str, Any],
-) -> dict[str, SparsityConfig]:
-    """Return the configs of all qualities: usual fields, those in common, each one's own."""
+) -> tuple[dict[str, SparsityConfig], dict[str, SparsityConfig]]:
+    """Return the configs of all qualities, and those without each one's own fields.
+
+    A config has usual fields, those in common, and each one's own.
+    """
     configs = {}
+    bases = {}
     for name in dict.fromkeys([*QUALITIES, *differing]):
         own = differing.get(name)
         path = f"qualities.{name}"
+        if name in FORMER_QUALITIES:
+            raise ValueError(f"{path}: this quality is now {FORMER_QUALITIES[name]}")
         if name not in QUALITIES:
             raise ValueError(f"{path}: unknown quality; allowed: {', '.join(QUALITIES)}")
         if own is not None and not isinstance(own, Mapping):
             raise ValueError(f"{path}: expected a mapping as under sparsity, got {shown(own)}")
         usual = _merged(usually[name], common)
-        config = build(SparsityConfig, _merged(usual, own or {}), path)
-        configs[name] = config.over(build(SparsityConfig, usual))
-    return configs
+        configs[name] = build(SparsityConfig, _merged(usual, own or {}), path)
+        bases[name] = build(SparsityConfig, usual)
+    return configs, bases
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

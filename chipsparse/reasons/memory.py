@@ -19,7 +19,7 @@ def caches_in_fp8() -> Reason:
     return note(
         "memory.fp8",
         "caches are in FP8, which takes half of the bytes: in full, some would go to host memory "
-        "or layers run dense (memory.cache_precision: full has it so)",
+        "or layers run dense (memory.cache_precision: model has it so)",
     )
 
 

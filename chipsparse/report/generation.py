@@ -230,6 +230,8 @@ class GenerationReport:
     plans: InMemory[dict[str, SparsityPlan]] = field(default_factory=dict)
     pipeline: PipelineFacts = field(default_factory=PipelineFacts)
     quality: str | None = None  # the name of the config in its profile, where it has one
+    # The config where nobody asked for anything else; None: the defaults.
+    base: InMemory[SparsityConfig | None] = None
     generation: Count = 0  # number of the last one, from 1
     steps: list[StepRecord] = field(default_factory=list)  # one per transformer call, in order
     # What its user should know, but for why nothing is sparse; see `fallbacks` and `notes`.
@@ -446,7 +448,7 @@ class GenerationReport:
             mode="json",
             by_alias=True,
         )
-        asked = None if config is None else dataclasses.asdict(config)
+        asked = None if config is None else config.words()
         written["config"] = TypeAdapter(Any).dump_python(asked, mode="json")
         written["fallbacks"] = self.fallbacks
         written["notes"] = self.notes

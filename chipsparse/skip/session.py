@@ -10,11 +10,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from chipsparse.config import Action
 from chipsparse.skip.conditions import Conditioning
 from chipsparse.skip.outputs import HeldOutputs
 from chipsparse.skip.position import StepContext
 from chipsparse.skip.step_log import LoggedCall, StepLog
-from chipsparse.skip.timetable import Action, Schedule
+from chipsparse.skip.timetable import Schedule
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,9 @@ class SkipSession:
         output = None
         extrapolation = 0.0
         outputs = self._generation.outputs
-        is_planned = _action(schedule, place.step) is Action.SKIP
+        is_planned = schedule.timetable.action(place.branch, place.step) is Action.SKIP
         if is_planned and place.branch in outputs:
-            fraction = schedule.forecast_share(place.step)
+            fraction = schedule.forecast(place.step)
             if fraction:
                 extrapolation = fraction * outputs.reach(place.branch, place.time)
             output = outputs.output(place.branch, extrapolation)
@@ -192,10 +193,6 @@ class SkipSession:
             and (known is None or known.form.own == form.own)
             and all(other.form.shared == form.shared for other in branches.values())
         )
-
-
-def _action(schedule: Schedule, step: int) -> Action:
-    return schedule.actions[min(step, len(schedule.actions) - 1)]
 
 
 def _is_over(branch: BranchProgress, step: int, *, is_last: bool) -> bool:

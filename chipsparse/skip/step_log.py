@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from chipsparse.skip.timetable import Action
+from chipsparse.config import Action
 
 
 class StepKind(str, enum.Enum):

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from chipsparse.config import PARTS, ConfigError, Dense, LayerPart, Part, SparsityConfig
+from chipsparse.config import (
+    PARTS,
+    Actions,
+    ConfigError,
+    Dense,
+    LayerPart,
+    Listed,
+    Part,
+    SparsityConfig,
+    Spread,
+)
+from chipsparse.config import Action as Action
+from chipsparse.config.schedule_forms import EVERY_BRANCH
 from chipsparse.layout import ModelLayout
-from chipsparse.skip.timetable import Action as Action
-from chipsparse.skip.timetable import Schedule, forecast_text, list_text
+from chipsparse.skip.timetable import Run, Schedule, form_of
+from chipsparse.skip.why import all_others_sparse, forecast_text, notes, schedule_text
 from chipsparse.without_effect import without_effect
 
 # Measured, rounding included: as fast with 4,352 tokens, 1.1 times with 6,144, 1.2 with 8,192.
@@ -29,20 +41,23 @@ class SparsityPlan:
     layout: ModelLayout  # the model's sizes
     steps: int | None = None  # number of denoising steps, or None where the pipeline does not say
     first: int = 0  # the first of them that runs
-    corrects: bool = True  # see `Schedule`
+    corrects: bool = True  # the scheduler lets skipped steps be corrected
+    sparse_cost: float | None = 0.0  # see `Run`
+    branch: str = EVERY_BRANCH  # whose actions these are, where branches have lists of their own
 
     def __post_init__(self) -> None:
         count = self.layout.layers
         for place, budget in enumerate(self.config.layers):
             if budget.last >= count:
                 raise ConfigError(
-                    f"layers[{place}].layers: names layer {budget.last}, but this model has "
+                    f"layers[{place}].index: names layer {budget.last}, but this model has "
                     f"{count} layers, 0 to {count - 1}",
                 )
 
     @cached_property
     def schedule(self) -> Schedule:
-        return Schedule(self.config.schedule, self.steps, self.first, self.corrects)
+        """The schedule of all branches."""
+        return Schedule(self.config.schedule, Run(self.steps, self.first, self.sparse_cost))
 
     @property
     def corrects_any(self) -> bool:
@@ -51,7 +66,7 @@ class SparsityPlan:
     @cached_property
     def step_actions(self) -> tuple[Action, ...]:
         """The planned action of every step from 0 on, for the layers that may be sparse."""
-        actions = self.schedule.actions
+        actions = self.schedule.actions(self.branch)
         if self.has_sparse_layers:
             return actions
         return tuple(action if action is Action.SKIP else Action.DENSE for action in actions)
@@ -66,20 +81,17 @@ class SparsityPlan:
     @cached_property
     def dense(self) -> Mapping[LayerPart, str]:
         """The reason why the config keeps a part dense at every step, by layer and part."""
-        first = self.config.schedule.first_dense_layers
         reasons = {}
         for (layer, part), share in self._shares.items():
             if not getattr(self.config, part).is_sparse:
                 reasons[layer, part] = f"{part}.density is dense"
-            elif layer < first:
-                reasons[layer, part] = f"schedule.first_dense_layers is {first}"
             elif share == "dense":
                 reasons[layer, part] = "layers names it dense"
         return reasons
 
     @cached_property
     def _shares(self) -> Mapping[LayerPart, float | Dense]:
-        """The wish of the config for each part, whatever the first layers do."""
+        """The wish of the config for each part."""
         shares: dict[LayerPart, float | Dense] = {
             (layer, part): getattr(self.config, part).density
             for part in PARTS
@@ -106,22 +118,24 @@ class SparsityPlan:
         return len(self.dense) < len(self._shares)
 
     def is_dense(self) -> bool:
-        """Return True where no layer ever uses a cache, so that nothing need be recorded."""
-        return self.sparse_steps == 0
+        """Return True where no branch ever uses a cache, so that nothing need be recorded."""
+        lists = self.schedule.timetable.by_branch.values()
+        any_sparse = any(Action.SPARSE in actions[self.first :] for actions in lists)
+        return not (any_sparse and self.has_sparse_layers)
 
     def taken(self, step: int, recorded: Action | None) -> Action:
         """Return the action that a guidance branch takes at a step, from 0.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
         a branch is DENSE, and a sparse step is a REFRESH where there was none before. No step is a
-        refresh where no sparse step reads what it would record, unless ``schedule.actions`` lists
-        it and sparse ones. What is ``recorded`` is None at first, DENSE before the first refresh of
+        refresh where no sparse step reads what it would record, unless `Actions` list it and sparse
+        ones. What is ``recorded`` is None at first, DENSE before the first refresh of
         the branch, REFRESH after it; see `recorded_after`.
         """
         action = self.step_action(step)
         if recorded is None:
             return Action.DENSE
-        if self.is_dense():
+        if self.sparse_steps == 0:
             return action if action is Action.SKIP else Action.DENSE
         if action is Action.SPARSE and recorded is not Action.REFRESH:
             action = Action.REFRESH
@@ -129,7 +143,8 @@ class SparsityPlan:
 
     def _is_read(self, step: int) -> bool:
         """True where a sparse step comes before the next planned refresh."""
-        if self.config.schedule.actions:  # what is listed is done, as where refreshes are timed
+        form = form_of(self.config.schedule.form, self.branch, self.sparse_cost)
+        if isinstance(form, Actions):  # what is listed is done, as where refreshes are timed
             return True
         later = self.step_actions[step + 1 :]
         readers = (action for action in later if action in (Action.SPARSE, Action.REFRESH))
@@ -145,23 +160,36 @@ class SparsityPlan:
             recorded = recorded_after(actions[-1], recorded)
         return actions
 
-    def notes(self, *, on_cpu: bool = False) -> list[str]:
-        notes = [*without_effect(self, on_cpu=on_cpu), *self.schedule.notes()]
-        listed = self.steps is not None and self.schedule.full_steps is not None
-        # Where all others are sparse, nobody chose the one that cannot be.
-        if listed and self.config.schedule.sparse_steps != 1:
-            notes += [
-                f"step {step} is computed in full: it was to be sparse, and the only full step "
-                "before it is the first one, which cannot be a refresh"
-                for step, action in enumerate(self.actions())
-                if action is not Action.SPARSE and self.step_action(step) is Action.SPARSE
-            ]
+    def notes(self, *, base: SparsityConfig | None = None, on_cpu: bool = False) -> list[str]:
+        """Return a sentence for whatever of the config is worth knowing.
+
+        Args:
+            base: the config where nobody asked for anything, which has no effect unnoted; None: the
+                defaults.
+            on_cpu: the device is a CPU.
+        """
+        found = [*without_effect(self, base=base, on_cpu=on_cpu), *notes(self.schedule)]
+        found += self._raised_notes()
         if self.config.attention.in_fp8 and self.layout.tokens < FP8_PAYS_TOKENS:
-            notes.append(
+            found.append(
                 f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
                 f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)",
             )
-        return notes
+        return found
+
+    def _raised_notes(self) -> list[str]:
+        """Return a sentence for each sparse step that has no refresh to read."""
+        form = form_of(self.config.schedule.form, self.branch, self.sparse_cost)
+        if self.steps is None or not isinstance(form, (Spread, Listed)):
+            return []
+        if all_others_sparse(form, self.steps - self.first):  # nobody chose that step
+            return []
+        return [
+            f"step {step} is computed in full: it was to be sparse, and the only full step "
+            "before it is the first one, which cannot be a refresh"
+            for step, action in enumerate(self.actions())
+            if action is not Action.SPARSE and self.step_action(step) is Action.SPARSE
+        ]
 
     def attention_keep_count(self, layer: int) -> int:
         """Return the number of columns that a query block keeps by score and by static rules."""
@@ -176,16 +204,23 @@ class SparsityPlan:
         Without a list it has the run lengths of the actions: ``1 dense, 1 refresh, 9 sparse``.
         """
         schedule = self.schedule
-        if schedule.full_steps is not None:
-            text = list_text(schedule, sparse=self.has_sparse_layers)
-        elif self.steps is None:
+        text = schedule_text(schedule, sparse=self.has_sparse_layers, corrects=self.corrects)
+        if text is not None:
+            return text
+        if self.steps is None:
             return "number of steps unknown"
-        else:
-            runs = itertools.groupby(self.actions())
-            text = ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
-            if schedule.skips_any and (forecast := forecast_text(schedule)):
-                text += f"; skipped ones{forecast}"
-        return text
+        branches = schedule.timetable.by_branch
+        texts = {branch: replace(self, branch=branch)._run_lengths() for branch in branches}
+        if len(texts) == 1:
+            return texts[EVERY_BRANCH]
+        return "; ".join(f"{branch}: {text}" for branch, text in texts.items())
+
+    def _run_lengths(self) -> str:
+        runs = itertools.groupby(self.actions())
+        text = ", ".join(f"{len(list(group))} {action.value}" for action, group in runs)
+        forecast = forecast_text(self.schedule)
+        skips = self.schedule.skips_any
+        return f"{text}; skipped ones{forecast}" if skips and forecast else text
 
 
 def recorded_after(action: Action, recorded: Action | None) -> Action | None:

@@ -21,12 +21,13 @@ from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
 from chipsparse.skip.position import StepContext
 from chipsparse.skip.session import Decision
+from chipsparse.skip.timetable import list_name
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.offload import OffloadPool
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cost_model.layer_times import captures, known_rates, part_times, slower_parts
-from chipsparse.sparse.cost_model.relative_cost import decided, why_skipping
+from chipsparse.sparse.cost_model.relative_cost import asked_cost, why_skipping
 from chipsparse.sparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.sparse.graphs.step_graph import StepGraphs
 from chipsparse.sparse.layers.attention import AttentionLayer
@@ -121,7 +122,7 @@ class SparseSession:
     ) -> None:
         self.config = config
         self.masked = frozenset(masked)
-        self._decided: dict[tuple[Grid, ...], SparsityConfig] = {}  # by the video's or image's size
+        self._costs: dict[tuple[Grid, ...], float | None] = {}  # by the video's or image's size
         self.report = report
         self.name = name
         self._pool = OffloadPool(HostMemory(), report.add) if pool is None else pool
@@ -166,11 +167,11 @@ class SparseSession:
         """The plan of the generation in progress, for the branch that was called last."""
         return self._generation.plan
 
-    def config_for(self, layout: ModelLayout) -> SparsityConfig:
-        """Return the config with the schedule for a video or image of this size."""
-        if layout.grids not in self._decided:
-            self._decided[layout.grids] = decided(self.config, layout, self.masked)
-        return self._decided[layout.grids]
+    def sparse_cost(self, layout: ModelLayout) -> float | None:
+        """Return the cost of a sparse step, for a video or image of this size: see `Run`."""
+        if layout.grids not in self._costs:
+            self._costs[layout.grids] = asked_cost(self.config, layout, self.masked)
+        return self._costs[layout.grids]
 
     def close(self) -> None:
         self.reset()
@@ -189,12 +190,20 @@ class SparseSession:
         """
         if self._static_bits is not None:
             check_static_bits(self._static_bits, layout)
-        config = self.config_for(layout)
+        cost = self.sparse_cost(layout)
         generation = self._generation
         if generation.caching and generation.branches:
             first = next(iter(generation.branches.values()))
-            layout = aligned(layout, first.plan.layout, config)
-        plan = SparsityPlan(config, layout, place.steps, place.first, place.corrects)
+            layout = aligned(layout, first.plan.layout, self.config)
+        plan = SparsityPlan(
+            self.config,
+            layout,
+            place.steps,
+            place.first,
+            place.corrects,
+            cost,
+            list_name(self.config.schedule.form, place.branch),
+        )
         known = generation.branches.get(place.branch)
         # The plan of the branch's last call has computed its actions already.
         return known.plan if known is not None and known.plan == plan else plan
@@ -224,12 +233,21 @@ class SparseSession:
         branch = generation.branches.setdefault(place.branch, BranchState(plan))
         if decision.changed is not None:
             self._drop(place.branch)
-        can_cache = generation.caching and reading.why_not_cached is None
-        action = self._action(decision, branch, reading)
+        has_sparse_steps = generation.caching and plan.sparse_steps > 0
+        can_cache = has_sparse_steps and reading.why_not_cached is None
+        is_left_alone = has_sparse_steps and not can_cache and not decision.is_skipped
+        if decision.is_skipped:
+            action = Action.SKIP
+        elif is_left_alone:
+            action = Action.DENSE
+        else:
+            action = branch.action(place.step)
         if action is Action.REFRESH:
             branch.refreshed_at = place.step
         record = self._begin_record(decision, action, plan, device)
-        self._say(decision, branch, record, reading)
+        if is_left_alone and reading.why_not_cached is not None:
+            self.report.add(branch_left_alone(place.branch, reading.why_not_cached))
+        self._say(decision, branch, record, on_cpu=device.type == "cpu")
         if can_cache and place.branch not in self._caches:
             self._admit(place.branch, device, reading.demand(), is_first=decision.starts)
         differs = generation.caching or plan.schedule.skips_any
@@ -246,20 +264,12 @@ class SparseSession:
             replaces_attention=replaces and reading.why_not_cached is None,
         )
         if self._agreement.columns is not None:
-            self._agreement.columns.open(place.step, action, plan.layout)
+            lists_differ = len(plan.schedule.timetable.by_branch) > 1
+            self._agreement.columns.open(place.step, action, plan.layout, same=not lists_differ)
         if not decision.is_skipped:
             record.timer = StepTimer(device)
             self._caches.start(place.branch, action)
         return self.state
-
-    def _action(self, decision: Decision, branch: BranchState, reading: Reading) -> Action:
-        """Return the action that a call takes."""
-        if decision.is_skipped:
-            return Action.SKIP
-        is_left_alone = self._generation.caching and reading.why_not_cached is not None
-        if is_left_alone:
-            return Action.DENSE
-        return branch.action(decision.place.step)
 
     def _begin_record(
         self,
@@ -287,7 +297,8 @@ class SparseSession:
         decision: Decision,
         branch: BranchState,
         record: StepRecord,
-        reading: Reading,
+        *,
+        on_cpu: bool,
     ) -> None:
         """Report what the call shows of the generation, and why it runs fuller than planned."""
         plan = branch.plan
@@ -295,16 +306,13 @@ class SparseSession:
         changed = decision.changed
         if changed is not None and record.action is not plan.step_action(place.step):
             self.report.add(conditions_changed(changed))
-        is_left_alone = self._generation.caching and not decision.is_skipped
-        if is_left_alone and reading.why_not_cached is not None:
-            self.report.add(branch_left_alone(place.branch, reading.why_not_cached))
         if decision.starts:
             self.report.look_ahead(plan, record)
-            skipping = why_skipping(self.config, plan, self.masked)
+            skipping = why_skipping(plan)
             if skipping is not None:
                 self.report.add(note("schedule.skipping", skipping))
         if branch.recorded is None:
-            for sentence in plan.notes(on_cpu=reading.device.type == "cpu"):
+            for sentence in plan.notes(base=self.report.base, on_cpu=on_cpu):
                 self.report.add(note("schedule.plan", sentence))
 
     def _new_generation(self, plan: SparsityPlan, device: torch.device) -> _Generation:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from chipsparse.config import ScheduleConfig, SparsityConfig
-from chipsparse.skip.timetable import SHORT_RUN, Action, Schedule, list_text, short_list, spread
+from chipsparse.config import Action, Listed, ScheduleConfig, SparsityConfig
+from chipsparse.skip.spread import SHORT_RUN, halved, short_list, spread
+from chipsparse.skip.timetable import Run, Schedule
+from chipsparse.skip.why import schedule_text
 from chipsparse.tuning.jump_costs import Placed, Reuse, Trajectory, drift
 
 # The likeliest first: where there is no time for all, the last ones are left out.
@@ -42,15 +43,11 @@ class Form:
 
     def config(self, base: SparsityConfig, full: tuple[int, ...], steps: int) -> SparsityConfig:
         """Return the base with this schedule instead of its own, whatever form that has."""
-        sparse = min(round(self.sparse_per_full * len(full)), steps - len(full))
-        schedule = ScheduleConfig(
-            full_steps=full,
-            sparse_steps=sparse / steps,
-            first_dense_layers=base.schedule.first_dense_layers,
-            **vars(self.reuse),
-        )
+        count = min(round(self.sparse_per_full * len(full)), steps - len(full))
+        sparse = tuple(halved(full, steps, count))
+        schedule = ScheduleConfig(Listed(full, sparse), **vars(self.reuse))
         return with_sparse_mlp(base, self.sparse_mlp).override(
-            {"schedule": dataclasses.asdict(schedule), "attention.density": self.density},
+            {"schedule": schedule, "attention.density": self.density},
         )
 
 
@@ -71,13 +68,13 @@ class Candidate:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The steps of its config in n denoising steps."""
-        return Schedule(self.config.schedule, self.steps)
+        """The schedule of all steps."""
+        return Schedule(self.config.schedule, Run(self.steps))
 
     @property
     def describe(self) -> str:
-        """Return its list of steps and what made it, in words."""
-        text = list_text(self.schedule, sparse=True)
+        """The candidate in words."""
+        text = schedule_text(self.schedule, sparse=True, corrects=True)
         if not self.form.sparse_per_full:
             return f"{text} (list by growth {self.form.growth:g})"
         mlp = " and sparse MLPs" if self.form.sparse_mlp else ""
@@ -103,7 +100,7 @@ class ActionSeconds:
             Action.SPARSE: self.sparse[candidate.form.density, candidate.form.sparse_mlp],
             Action.SKIP: self.skipped,
         }
-        return self.other + sum(seconds[action] for action in candidate.schedule.actions)
+        return self.other + sum(seconds[action] for action in candidate.schedule.actions())
 
 
 @dataclass
@@ -138,7 +135,7 @@ class Forms:
         """Return the form whose forecast drifts least, with so many full steps, none sparse."""
 
         def drift_of(form: Form) -> float:
-            full = self.candidate(form, count).config.schedule.full_steps or ()
+            full = self.candidate(form, count).schedule.full_steps()
             drifts = [drift(one, form.reuse, form.growth, full) for one in self.trajectories]
             return float(np.mean(drifts))
 

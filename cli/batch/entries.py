@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +253,7 @@ def _decisive(request: Request) -> dict[str, Any]:
     image = options.image
     return {
         **record_of(request, Item(0, "", 0, output=options.output)).model_dump(include=DECISIVE),
-        "sparsity": None if profile is None else asdict(profile.sparsity),
+        "sparsity": None if profile is None else profile.sparsity.words(),
         "image": None if image is None else hashlib.sha256(image.read_bytes()).hexdigest(),
         "crf": options.crf,
     }

@@ -33,6 +33,7 @@ from chipsparse.pipelines.model_sizes import patch_sizes
 from chipsparse.profiles.measured import measured_with
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.published import published_psnr
+from chipsparse.skip.why import listed_full
 from chipsparse.sparse.cache import memory_plan
 from chipsparse.sparse.cache.tensors import kept_bytes, with_caches
 from chipsparse.sparse.cost_model import layer_times
@@ -238,7 +239,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Expl
         layers=_layers(forecast),
         schedule=plan.describe(),
         counts=Counter(action.value for action in plan.actions()),
-        full_steps=plan.schedule.full_steps,
+        full_steps=listed_full(plan.schedule),
         measured_speed=measured.speed_text,
         measured_quality=measured.quality_text,
         weights=weights,
@@ -249,7 +250,7 @@ def explain(options: GenerationOptions, display: ProgressDisplay) -> record.Expl
             device=weight_bytes + forecast.working + memory.device_bytes + on_host,
             vram=plan.config.memory.vram,
             ram=plan.config.memory.ram,
-            precision="fp8" if memory.in_fp8 else "full",
+            precision="fp8" if memory.in_fp8 else "model",
         ),
         caches={
             kept.field: sizes for kept, sizes in memory_plan.bytes_by_tensor(memory, layout).items()
@@ -416,7 +417,7 @@ def _notes(request: Request, forecast: Forecast, weights: Mapping[str, int | Non
     notes = [
         *request.warnings,
         forecast.planned.skipping,
-        *unlimited.notes(on_cpu=request.device.type == "cpu"),
+        *unlimited.notes(base=profile.base, on_cpu=request.device.type == "cpu"),
         forecast.why_untimed,
         *(remark for remark, holds in remarks.items() if holds),
     ]

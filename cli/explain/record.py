@@ -66,7 +66,7 @@ class Memory(Record):
     device: int  # weights, work, caches and slots; on a CPU, where all memory is one, all
     vram: int | None  # budget of the device
     ram: int | None  # budget of host memory
-    precision: str  # of caches: "full" or "fp8"
+    precision: str  # of caches: "model" or "fp8"
 
 
 class RankForecast(Record):

@@ -20,7 +20,7 @@ ALSO = "Also takes a folder, or a name of the Hugging Face hub."
 TOY = "A toy that was trained on simple shapes and draws nothing else."
 NO_IMAGE = "Takes no image to start from."
 QUALITY = (
-    "faithful computes most and is closest to dense, draft computes least. published is the "
+    "faithful computes most and is closest to dense, draft computes least. chipmunk is the "
     "schedule that was published first, to compare with."
 )
 EMPTY_FIELDS = "An empty field takes the value that it shows in grey."

@@ -120,7 +120,7 @@ def run(options: TuneOptions) -> None:
         profile=str(options.output),
         results=str(options.results_file),
         chosen=chosen,
-        sparsity=dataclasses.asdict(candidate.config),
+        sparsity=candidate.config.words(),
         configs_tried=len(tried),
     )
     print_result(result, as_json=options.json)
@@ -188,7 +188,7 @@ def _tuned_for(options: TuneOptions, request: Request) -> TunedFor:
 
 def _common_facts(request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
     """Return the facts that all measurements of a results file have in common."""
-    config = dataclasses.asdict(sparsity)
+    config = sparsity.words()
     # What is tuned. Memory stays: it changes no result, but what steps take.
     del config["schedule"], config["attention"]["density"]
     for group in ("attention", "mlp", "memory"):
@@ -196,6 +196,5 @@ def _common_facts(request: Request, sparsity: SparsityConfig) -> dict[str, Any]:
     return {
         **request.measured_with,
         "negative_prompt": request.options.negative_prompt,
-        "first_dense_layers": sparsity.schedule.first_dense_layers,
         **config,
     }

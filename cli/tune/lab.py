@@ -146,8 +146,7 @@ class TuneLab:
         title = f"steps with {density:.0%} of the columns{' and sparse MLPs' * sparse_mlp}"
         self._prepare(name, count / (maker.steps - self.uncalled_steps))
         if name not in self._store.measured:
-            first_dense = self.config.schedule.first_dense_layers
-            schedule = {"actions": list(TIMED_ACTIONS), "first_dense_layers": first_dense}
+            schedule = {"actions": list(TIMED_ACTIONS)}
             graphs = self.cuda_graphs
             changes = {"schedule": schedule, "attention.density": density, "cuda_graphs": graphs}
             config = with_sparse_mlp(self.config, sparse_mlp).override(changes)

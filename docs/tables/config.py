@@ -8,11 +8,25 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from chipsparse.common.validation import REQUIRED
+from chipsparse.config.schedule_forms import (
+    FORMS,
+    Actions,
+    Branches,
+    Periodic,
+    ScheduleConfig,
+    Spread,
+)
 from chipsparse.profiles.profile import _ProfileFile
 from docs.tables.markdown import table
 
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
 WRITTEN_BY_TUNE = ("tuned",)
+# Forms of a schedule whose only field is not named in YAML.
+WITHOUT_GROUP: dict[type, str] = {
+    Actions: "list of: `dense`, `refresh`, `sparse`, `skip`",
+    Branches: "a form for each branch",
+}
 
 
 def sections() -> str:
@@ -21,8 +35,12 @@ def sections() -> str:
 
 
 def groups(cls: type, path: str) -> Iterator[tuple[str, type]]:
-    """Yield a dataclass and all within it, each with its path."""
+    """Yield a dataclass and all within it, each with its path; the forms of a schedule by key."""
     yield path, cls
+    if cls is ScheduleConfig:
+        forms = ((key, form) for key, form in FORMS.items() if form not in WITHOUT_GROUP)
+        yield from ((f"{path}.{key}", form) for key, form in forms)
+        return
     for item, kind in _fields(cls):
         inner = group_of(kind)
         if inner is not None and item.name not in WRITTEN_BY_TUNE:
@@ -35,7 +53,9 @@ def section(path: str, cls: type) -> str:
     heading = f"### `{short}`" if short else "### The file"
     text = " ".join((cls.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
     text = text if short else "All fields of a profile may be left out."
-    rows = [_row(path, item, kind) for item, kind in _fields(cls)]
+    rows = [_row(path, item, kind) for item, kind in _fields(cls) if item.name != "form"]
+    if cls is ScheduleConfig:
+        rows = [*(_form_row(path, key, form) for key, form in FORMS.items()), *rows]
     return f"{heading}\n\n{text}\n\n{table(rows)}"
 
 
@@ -50,14 +70,30 @@ def _row(path: str, item: dataclasses.Field[Any], kind: Any) -> dict[str, str]:
     if group_of(kind) is None:
         value = described(kind, item.metadata["minimum"], item.metadata["maximum"])
     elif item.name not in WRITTEN_BY_TUNE:
-        short = f"{path}.{item.name}".removeprefix(".").removeprefix("sparsity.")
-        value = f"[group](#{short.replace('.', '')})"
+        anchor = "schedulespread" if group_of(kind) is Spread else _anchor(path, item.name)
+        value = f"[group](#{anchor})"
     return {
         "field": f"`{item.name}`",
         "value": value,
         "default": default,
         "meaning": item.metadata["help"],
     }
+
+
+def _form_row(path: str, key: str, form: type) -> dict[str, str]:
+    """Return the row of one form of a schedule, which has no default of its own."""
+    text = " ".join((form.__doc__ or "").partition("\n\n")[0].split()).replace("``", "`")
+    default = "taken without any" if form is Periodic else ""
+    value = f"[group](#{_anchor(path, key)})"
+    if form in WITHOUT_GROUP:
+        (item, _), *_ = _fields(form)
+        text += f" {item.metadata['help']}"
+        value = WITHOUT_GROUP[form]
+    return {"field": f"`{key}`", "value": value, "default": default, "meaning": text}
+
+
+def _anchor(path: str, key: str) -> str:
+    return f"{path}.{key}".removeprefix(".").removeprefix("sparsity.").replace(".", "")
 
 
 def group_of(kind: Any) -> type | None:
@@ -87,6 +123,8 @@ def described(kind: Any, low: float | None, high: float | None) -> str:
 
 
 def _default(value: Any) -> str:
+    if value is REQUIRED:
+        return "required"
     if dataclasses.is_dataclass(value) or value == "":
         return ""
     if value is None or isinstance(value, bool):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
-from chipsparse.config import SparsityConfig
+from chipsparse.config import ByCost, SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.profiles.profile import QUALITIES, find_profile, profile_classes
 from chipsparse.sparse.plan import Action, SparsityPlan
@@ -45,20 +44,18 @@ def effective_configs() -> dict[str, Mapping[str, SparsityConfig]]:
 
 
 def _row(config: SparsityConfig) -> dict[str, str]:
-    schedule = config.schedule
-    below = "-"
-    if schedule.skipping is not None:
-        below = _steps(replace(config, schedule=schedule.at_cost(1.0)))
+    by_cost = isinstance(config.schedule.form, ByCost)
     return {
         "columns": f"{config.attention.density:.3g}, {config.attention.delta_rule}",
         "MLP": f"{config.mlp.density}",
-        "full + sparse of 50 steps": _steps(replace(config, schedule=schedule.at_cost(0.0))),
-        "where a sparse step is dear": below,
+        "full + sparse of 50 steps": _steps(config, 0.0),
+        "where a sparse step is dear": _steps(config, 1.0) if by_cost else "-",
     }
 
 
-def _steps(config: SparsityConfig) -> str:
-    counts = Counter(SparsityPlan(config, ANY_LAYOUT, STEPS).actions())
+def _steps(config: SparsityConfig, sparse_cost: float) -> str:
+    plan = SparsityPlan(config, ANY_LAYOUT, STEPS, sparse_cost=sparse_cost)
+    counts = Counter(plan.actions())
     full = counts[Action.DENSE] + counts[Action.REFRESH]
     sparse = counts[Action.SPARSE]
     return f"{full} + {sparse}" if sparse else f"{full}"

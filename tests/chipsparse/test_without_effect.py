@@ -6,21 +6,21 @@ import pytest
 import yaml
 
 from chipsparse.config import SparsityConfig
-from chipsparse.profiles.profile import load_profile
+from chipsparse.profiles.profile import default_profile, load_profile
 from chipsparse.sparse.plan import SparsityPlan
 from chipsparse.without_effect import _reasons
-from tests.chipsparse.sparse.test_plan import LAYOUT, listed
+from tests.chipsparse.sparse.test_plan import LAYOUT
 
 DENSE = "attention.density: dense, mlp.density: dense"
-NOTHING_SPARSE = "schedule.full_share: 0.5, schedule.sparse_steps: 0"
+NOTHING_SPARSE = "schedule.spread.full: 0.5"
 ACTIONS = "schedule.actions: [dense, refresh, sparse]"
 # Changes of a config; the fields of them that have no effect, and why.
 CASES = {
     "": "",
     NOTHING_SPARSE: "",
     DENSE: "",
-    f"{ACTIONS}, schedule.first_dense_layers: 1, schedule.correct: false": "",
-    "schedule.full_steps: [0, 2, 4, 6, 8, 10], schedule.sparse_steps: 0": "",
+    f"{ACTIONS}, schedule.correct: false": "",
+    "schedule.listed.full: [0, 2, 4, 6, 8, 10]": "",
     "attention: {density: dense, delta_rule: difference}, tile: [1, 8, 8]": (
         "attention.delta_rule ('difference'), tile ([1, 8, 8]): attention.density is dense"
     ),
@@ -29,26 +29,28 @@ CASES = {
     ),
     "memory: {offload: never, ram: 0}": "memory.ram (0 B): memory.offload is never",
     f"{DENSE}, block_size: 64": "block_size (64): mlp.density is dense",
-    f"{ACTIONS}, schedule.warmup_steps: 3, schedule.refresh_every: 4": (
-        "schedule.warmup_steps (3), schedule.refresh_every (4): schedule.actions overrides it"
-    ),
     "schedule.forecast: 0.5": "schedule.forecast (0.5): no step is skipped",
-    "schedule: {full_steps: [1, 2, 3], forecast_after: 0.3}": (
+    "schedule: {listed.full: [1, 2, 3], forecast_after: 0.3}": (
         "schedule.forecast_after (0.3): schedule.forecast is not given"
     ),
-    f"{DENSE}, schedule.full_steps: [1], schedule.sparse_steps: [3]": (
-        "schedule.sparse_steps ([3]): no layer is sparse"
+    f"{DENSE}, schedule.listed: {{full: [1], sparse: [3]}}": (
+        "schedule.listed.sparse ([3]): no layer is sparse"
     ),
-    "schedule.sparse_steps: 1": "schedule.sparse_steps (1.0): no full steps are listed",
-    "schedule: {least_full: 4, full_steps: [1, 5]}": (
-        "schedule.least_full (4): schedule.full_share is not given"
+    f"{DENSE}, schedule.listed: {{full: [1], sparse: others}}": (
+        "schedule.listed.sparse ('others'): no layer is sparse"
     ),
-    f"{DENSE}, schedule: {{warmup_steps: 4, first_dense_layers: 1}}": (
-        "schedule.warmup_steps (4), schedule.first_dense_layers (1): no layer is sparse"
+    f"{DENSE}, schedule.spread: {{full: 0.5, sparse: 0.2}}": (
+        "schedule.spread.sparse (0.2): no layer is sparse"
     ),
-    "layers: [{layers: 1}]": "layers[0] ('1'): it names neither attention nor mlp",
-    "mlp.density: 0.3, layers: [{layers: 0, mlp: 0.5}], schedule.first_dense_layers: 1": (
-        "layers[0].mlp (0.5): schedule.first_dense_layers is 1"
+    "schedule.spread: {full: 0.5, sparse: 0.01}": (
+        "schedule.spread.sparse (0.01): no skipped interval has room for one, or it rounds to none"
+    ),
+    f"{DENSE}, schedule.periodic: {{warmup: 4, refresh_every: 3}}": (
+        "schedule.periodic.warmup (4), schedule.periodic.refresh_every (3): no layer is sparse"
+    ),
+    "layers: [{index: 1}]": "layers[0] ('1'): it names neither attention nor mlp",
+    "attention.density: dense, layers: [{index: 0, attention: 0.5}], mlp.density: 0.3": (
+        "layers[0].attention (0.5): attention.density is dense"
     ),
 }
 
@@ -69,24 +71,15 @@ def test_what_is_without_effect_and_why(changes, said):
     assert notes(changes) == ([f"{fields} {has} no effect: {reason}"] if fields else [])
 
 
-def test_what_a_few_steps_take_the_effect_of():
-    schedule = {"full_share": 0.2, "least_full": 6, "sparse_steps": 0.3}
-    reason = "has no effect: of so few steps, at most the first, second and fourth are full"
-    assert listed(8, **schedule).notes() == [f"schedule.least_full (6) {reason}"]
-
-
 def test_what_a_cpu_takes_the_effect_of():
     assert notes("memory.vram: 1G") == []
     (note,) = notes("memory.vram: 1G", on_cpu=True)
     assert note == "memory.vram (1.00 GiB) has no effect: this device is a CPU"
 
 
-# Of these a config has no value that asks for something which may be impossible: they turn things
-# on or off, choose between forms, or have notes of their own.
-WITHOUT_REASON = {"attention.precision", "layers"} | {
-    f"schedule.{name}"
-    for name in ("full_steps", "full_share", "sparse_at_most", "skipping", "correct", "actions")
-}
+# A config has no value of these that asks for something which may be impossible: they turn things
+# on or off, or have notes of their own.
+WITHOUT_REASON = {"attention.precision", "layers", "schedule.form", "schedule.correct"}
 
 
 def test_every_field_is_looked_at():
@@ -106,12 +99,18 @@ def test_what_a_quality_stands_for_is_not_told_but_what_is_added_to_it(tmp_path)
     path.write_text(
         "sparsity: {tile: [1, 8, 8]}\n"
         "qualities:\n"
-        "  faithful: {schedule: {full_share: 0.5, sparse_steps: 0, forecast_after: 0.3}}",
+        "  faithful: {schedule: {spread: {full: 0.5}, forecast_after: 0.3}}",
     )
-    config = load_profile(path).of_quality("faithful").sparsity.override({"memory.ram": "1G"})
-    assert SparsityPlan(config, LAYOUT, 50).notes() == [
+    profile = load_profile(path).of_quality("faithful").override({"memory.ram": "1G"})
+    plan = SparsityPlan(profile.sparsity, LAYOUT, 50)
+    assert plan.notes(base=profile.base) == [
         "schedule.forecast_after (0.3) has no effect: schedule.forecast is not given",
         "memory.ram (1.00 GiB) has no effect: no step is sparse",
     ]
+    assert plan.notes()[0].startswith("tile ([1, 8, 8]), memory.ram")  # the common part is its base
     path.write_text("tuned: {model: a}\nsparsity: {attention: {density: dense}, tile: null}")
-    assert SparsityPlan(load_profile(path).sparsity, LAYOUT, 50).notes() == []
+    tuned = load_profile(path)
+    assert SparsityPlan(tuned.sparsity, LAYOUT, 50).notes(base=tuned.base) == []
+    bundled = default_profile()
+    assert bundled.base == bundled.sparsity
+    assert bundled.of_quality("fast").base == bundled.qualities["fast"]

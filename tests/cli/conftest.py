@@ -29,7 +29,7 @@ generation: {height: 32, width: 48, num_inference_steps: 4, max_sequence_length:
   num_frames: 5, guidance_scale: 3.0}
 sparsity:
   mlp: {density: 0.3}
-  schedule: {warmup_steps: 2, refresh_every: 10}
+  schedule: {periodic: {warmup: 2, refresh_every: 10}}
 """
 # The arguments of a pipeline's call that both profiles have in common.
 CALL = {"height": 32, "width": 48, "num_inference_steps": 4, "max_sequence_length": 16}
@@ -40,7 +40,7 @@ generation: {height: 32, width: 48, num_inference_steps: 4, max_sequence_length:
   true_cfg_scale: 3.0}
 sparsity:
   mlp: {density: 0.3}
-  schedule: {warmup_steps: 2, refresh_every: 10}
+  schedule: {periodic: {warmup: 2, refresh_every: 10}}
   tile: [1, 4, 4]
 """
 

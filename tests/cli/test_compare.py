@@ -25,7 +25,7 @@ from tests.cli.html_reader import PageReader
 from tests.tiny_models import PROMPT
 
 CLASS = "FluxTransformer2DModel"
-SCHEDULE = "schedule: {warmup_steps: 2, refresh_every: 10}"
+SCHEDULE = "schedule: {periodic: {warmup: 2, refresh_every: 10}}"
 PROMPTS = [PROMPT, "a blue square moves up", "a white triangle grows and a black circle shrinks"]
 
 

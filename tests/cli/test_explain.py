@@ -29,7 +29,7 @@ MODELS = {
     "flux": ("FluxPipeline", "FluxTransformer2DModel", {"guidance_embeds": True}, ("KL", KL)),
 }
 SIZE = ("--height", "720", "--width", "1280", "--frames", "81")
-LARGE = (*SIZE, "--quality", "published")
+LARGE = (*SIZE, "--quality", "chipmunk")
 MLP = "mlp: {density: 0.3}"
 PROFILE = "model_class: WanTransformer3DModel\nsparsity: %s\n"
 
@@ -100,7 +100,8 @@ generation: {{{}: {}, height: 32, width: 64, num_inference_steps: 4, max_sequenc
 sparsity:
   mlp: {{density: 0.3}}
   block_size: 16
-  schedule: {{warmup_steps: 2, first_dense_layers: 1}}
+  schedule: {{periodic: {{warmup: 2}}}}
+  layers: [{{index: 0, attention: dense, mlp: dense}}]
   tile: [1, 4, 4]
 """
 
@@ -231,7 +232,7 @@ DUAL = {"dual_attention_layers": list(range(13)), "num_layers": 24}
 )
 def test_what_pipelines_make_by_default(explained, folder, classes, own, grid, text, layers):
     folder("flux", own=own, **dict(zip(("pipeline", "transformer", "vae"), classes, strict=False)))
-    result = explained("--model", "flux", "--steps", 20, "--quality", "published")
+    result = explained("--model", "flux", "--steps", 20, "--quality", "chipmunk")
     assert (result["grids"], result["tokens"] - math.prod(grid)) == ([grid], text)
     assert result["text_tokens"] == text
     counts = [part["sparse"] + sum(part["dense"].values()) for part in result["layers"]]
@@ -268,7 +269,7 @@ def test_why_layers_run_dense(explained, folder, workdir, sparsity, part, reason
 
 
 def test_a_schedule_that_lists_its_full_steps(explained, explain, folder, workdir):
-    schedule = "{schedule: {full_share: 0.26, sparse_steps: 0.1, forecast: 0.5}}"
+    schedule = "{schedule: {spread: {full: 0.26, sparse: 0.1}, forecast: 0.5}}"
     (workdir / "mine.yaml").write_text(PROFILE % schedule)
     small = ("--model", folder(), "--config", "mine.yaml", "--steps", "50")
     result = explained(*small)
@@ -290,7 +291,7 @@ def test_qualities_stand_side_by_side(explained, explain, folder):
     rows = result["qualities"]
     estimate = result["estimate"]
     assert result["quality"] == "balanced"
-    assert list(rows) == ["faithful", "balanced", "fast", "draft", "published"]
+    assert list(rows) == ["faithful", "balanced", "fast", "draft", "chipmunk"]
     assert rows["balanced"]["counts"] == result["counts"]
     assert rows["balanced"]["speedup_run"] == estimate["stock_run"] / estimate["run"]
     published = {"model": "WanTransformer3DModel", "speedup": 3.0, "low": 21, "high": 25}
@@ -435,7 +436,7 @@ def quality(work, speedup=None, *, skip=10, sparse=0):
         ({"faithful": quality(0.4), "balanced": quality(0.3, sparse=13)}, False),
         ({"faithful": quality(0.4, 2.0), "balanced": quality(0.5, 2.5, sparse=13)}, False),
         ({"faithful": quality(0.4, 2.0, skip=30), "balanced": quality(0.3, 2.0, sparse=13)}, True),
-        ({"draft": quality(0.2), "published": quality(0.5)}, False),
+        ({"draft": quality(0.2), "chipmunk": quality(0.5)}, False),
     ],
 )
 def test_a_quality_that_is_no_faster_says_why(qualities, said):

@@ -20,6 +20,7 @@ from chipsparse.cli.generate import job
 from chipsparse.cli.generate.job import cut_text
 from chipsparse.cli.media.panels import GAP_PIXELS
 from chipsparse.common import machine
+from chipsparse.config import Periodic
 from chipsparse.profiles.profile import ASSETS
 from tests.cli.conftest import CALL, by_hand, command, names, pictures
 from tests.tiny_models import PROMPT, WORDS, tiny_tokenizer
@@ -88,7 +89,7 @@ def test_compare_writes_three_clips_measures_them_and_reports(generate, workdir)
     for step in report["steps"]:
         assert len(step["layers"]) == 6
         assert all(entry["seconds"] > 0 for entry in step["layers"])
-    assert chipsparse.SparsityConfig(**report["config"]).schedule.warmup_steps == 2
+    assert chipsparse.SparsityConfig(**report["config"]).schedule.form == Periodic()
 
 
 def test_the_summary_leads_with_model_gain_time_and_file(generate, model_folder):
@@ -153,8 +154,8 @@ def test_json_is_the_only_thing_on_stdout(generate):
 QUALITIES = """
 sparsity: {attention: {density: 0.5}}
 qualities:
-  balanced: {schedule: {full_steps: [0, 1]}}
-  fast: {schedule: {full_steps: [0, 1], sparse_steps: 0}}
+  balanced: {schedule: {listed: {full: [0, 1]}}}
+  fast: {schedule: {listed: {full: [0, 1]}}}
 """
 
 

@@ -22,9 +22,9 @@ SMALL = ("--height", "32", "--width", "48", "--frames", "1", "--steps", "4")
 QUALITIES = """
 sparsity: {attention: {density: 0.5}}
 qualities:
-  faithful: {schedule: {full_steps: [0, 1, 2]}}
-  balanced: {schedule: {full_steps: [0, 1]}}
-  draft: {schedule: {full_steps: [0, 1], sparse_steps: 0}}
+  faithful: {schedule: {listed: {full: [0, 1, 2]}}}
+  balanced: {schedule: {listed: {full: [0, 1]}}}
+  draft: {schedule: {listed: {full: [0, 1]}}}
 """
 
 

@@ -22,7 +22,7 @@ from chipsparse.cli.options import GenerateOptions, GenerationOptions
 from chipsparse.cli.plan import too_few_steps
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.request import Place, choose_profile, resolve
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Periodic, SparsityConfig
 from chipsparse.experiments import clips
 from chipsparse.pipelines import model_sizes as sizes
 from chipsparse.profiles import profile as profiles
@@ -58,7 +58,7 @@ def test_the_profile_is_the_one_that_is_asked_for_with_its_quality_and_budgets(c
     assert (profile.quality, profile.sparsity.tile) == ("fast", None)
     assert profile.sparsity.memory.vram == profile.qualities["fast"].memory.vram == 1 << 30
     assert chosen().quality == "balanced"
-    assert chosen(quality="published").sparsity.schedule.warmup_steps == 6
+    assert chosen(quality="chipmunk").sparsity.schedule.form == Periodic(6)
     with pytest.raises(UserError, match=r"class NewTransformer3DModel .* --quality balanced"):
         chosen(model=OTHER)
     assert chosen(model=OTHER, optional=True) is None
@@ -68,9 +68,9 @@ def test_the_profile_is_the_one_that_is_asked_for_with_its_quality_and_budgets(c
 
 @pytest.mark.parametrize("shift", [None, 6.0])
 def test_a_written_profile_reads_as_what_was_written(workdir, shift):
-    layers = [{"layers": "1-2", "mlp": "dense"}]
+    layers = [{"index": "1-2", "mlp": "dense"}]
     config = SparsityConfig().override(
-        {"attention.density": 0.25, "schedule.warmup_steps": 3, "layers": layers, "tile": None},
+        {"attention.density": 0.25, "schedule.periodic.warmup": 3, "layers": layers, "tile": None},
     )
     own = settings.GenerationSettings(height=32, width=48, num_inference_steps=4)
     request = SimpleNamespace(model=MODEL, settings=own)
@@ -78,11 +78,11 @@ def test_a_written_profile_reads_as_what_was_written(workdir, shift):
     facts = {"command": "tune", "description": "", "config": config, "tuned": tuned}
     write_profile(workdir / "p.yaml", request, **facts)
     content = yaml.safe_load((workdir / "p.yaml").read_text())
-    usual = {"sparse_steps": 0.0, "forecast": 0.0, "forecast_after": 0.0, "correct": True}
+    usual = {"forecast": 0.0, "forecast_after": 0.0, "correct": True}
     assert content["sparsity"] == {
         "attention": {"density": 0.25},
         "mlp": {"density": "dense"},  # the default, but a search chooses it
-        "schedule": {"warmup_steps": 3, **usual},
+        "schedule": {"periodic": {"warmup": 3, "refresh_every": 10}, **usual},
         "layers": layers,
         "tile": None,
     }
@@ -263,23 +263,24 @@ def plan(steps, **changes):
 def test_the_fewest_steps_are_named():
     """The fields that help are those of `why_nothing`, which has tests of its own."""
     for steps, changes, enough in (
-        (6, {"warmup_steps": 8}, 11),
+        (6, {"periodic.warmup": 8}, 11),
         (2, {"actions": ["dense", "refresh", "sparse"]}, 3),
-        (4, {"full_share": 0.9}, 5),
+        (4, {"spread.full": 0.9}, 5),
     ):
         why = too_few_steps(plan(steps, **changes))
         assert f"all {steps} steps in full, so nothing is saved; it takes --steps {enough} " in why
         assert too_few_steps(plan(enough, **changes)) is None
         assert too_few_steps(plan(enough - 1, **changes)) is not None
-    assert too_few_steps(plan(6, warmup_steps=8)).endswith("lower schedule.warmup_steps (now 8)")
-    assert "the only step" in too_few_steps(plan(1, warmup_steps=2))
+    why = too_few_steps(plan(6, **{"periodic.warmup": 8}))
+    assert why.endswith("lower schedule.periodic.warmup (now 8)")
+    assert "the only step" in too_few_steps(plan(1))
     for quality in ("balanced", "fast", "draft"):
         why = too_few_steps(SparsityPlan(profiles.default_profile().qualities[quality], LAYOUT, 2))
         assert "all 2 steps in full, so nothing is saved; it takes --steps 3 " in why
     # What wants nothing sparse has steps enough; a pipeline may begin later.
     assert too_few_steps(plan(2, actions=["dense"])) is None
-    assert too_few_steps(plan(10, warmup_steps=2), lambda steps: steps - 3) is None
-    assert "all 2 steps" in too_few_steps(plan(10, warmup_steps=2), lambda steps: steps * 4 // 5)
+    assert too_few_steps(plan(10), lambda steps: steps - 3) is None
+    assert "all 2 steps" in too_few_steps(plan(10), lambda steps: steps * 4 // 5)
 
 
 def test_the_command_warns_of_too_few_steps_before_loading(generate, workdir):

@@ -24,8 +24,8 @@ CACHES = ["MagCache slow", "MagCache fast", "SeaCache slow", "SeaCache fast"]
 OURS = ["chipsparse faithful", "chipsparse balanced", "chipsparse fast"]
 QUALITIES = """\
 qualities:
-  faithful: {schedule: {warmup_steps: 3, refresh_every: 10}}
-  balanced: {schedule: {warmup_steps: 2, refresh_every: 10}}
+  faithful: {schedule: {periodic: {warmup: 3, refresh_every: 10}}}
+  balanced: {schedule: {periodic: {warmup: 2, refresh_every: 10}}}
   fast: {schedule: {actions: [dense, refresh, skip, sparse]}}
 """
 

@@ -35,7 +35,7 @@ description: for tests
 generation: {height: 64, width: 64, num_inference_steps: 6, max_sequence_length: 16}
 sparsity:
   block_size: 16
-  schedule: {warmup_steps: 2, refresh_every: 3}
+  schedule: {periodic: {warmup: 2, refresh_every: 3}}
   tile: [1, 4, 4]
 """
 PROMPTS = ["a red circle", "a blue square", "a green triangle", "a yellow circle"]
@@ -128,7 +128,7 @@ def test_the_results_file_keeps_what_was_tried_and_chosen(measured):
     assert content["configs_tried"] == len(set(tried))
     assert set(PROMPTS[1:3]) <= {trial["prompt"] for trial in trials(folder, chosen["config"])}
     full = [n for n, action in enumerate(chosen["actions"]) if action in ("dense", "refresh")]
-    assert full == content["sparsity"]["schedule"]["full_steps"]
+    assert full == content["sparsity"]["schedule"]["listed"]["full"]
     first, *lines = stderr.splitlines()
     most = "the search takes at most the time of 30 dense generations (--budget)"
     assert first == f"{most}, 3 of them dense"

@@ -124,7 +124,7 @@ def test_what_is_kept_is_not_made_again_and_an_interrupt_loses_nothing(tmp_path)
 
 @pytest.mark.parametrize(
     "changes",
-    [{"cuda_graphs": "never"}, {"memory.vram": "1G"}, {"schedule.full_share": 0.5}],
+    [{"cuda_graphs": "never"}, {"memory.vram": "1G"}, {"schedule.spread.full": 0.5}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_clip_of_another_config_is_another_clip(changes):

@@ -12,7 +12,7 @@ from chipsparse.sparse.plan import Action, SparsityPlan
 
 KIND = LayerKind("block", layers=2, intermediate_size=64)
 LAYOUT = ModelLayout((KIND,), heads=2, head_dim=16, batch=1, grids=((2, 4, 4),))
-PLAN = SparsityPlan(SparsityConfig().override({"schedule.warmup_steps": 2}), LAYOUT, 4)
+PLAN = SparsityPlan(SparsityConfig().override({"schedule.periodic.warmup": 2}), LAYOUT, 4)
 TOKENS = 32
 CHANNELS = 32
 WIDTH = 64

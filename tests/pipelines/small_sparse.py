@@ -10,7 +10,7 @@ SPARSE = SparsityConfig().override(
         "attention.density": 0.25,
         "block_size": 16,
         "mlp.density": 0.3,
-        "schedule.refresh_every": 3,
+        "schedule.periodic.refresh_every": 3,
         "tile": [2, 2, 2],
     },
 )

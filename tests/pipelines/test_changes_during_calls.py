@@ -108,7 +108,7 @@ def test_a_hook_within_a_call_of_the_transformer_is_refused(pipe, sparse, verb):
 @pytest.mark.parametrize("verb", [VERBS["handle.disable"], VERBS["disable"]])
 @pytest.mark.parametrize(
     "config",
-    [DENSE, CONFIG.override({"schedule": {"full_steps": [0, 1], "sparse_steps": 0.0}})],
+    [DENSE, CONFIG.override({"schedule": {"listed": {"full": [0, 1]}}})],
 )
 def test_a_call_whose_handle_is_disabled_in_a_callback_ends_as_stock(pipe, verb, config):
     counts = []

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
 
 STEPS = 9
 LISTED = small_sparse.SPARSE.override(
-    {"schedule": {"refresh_every": 10, "full_steps": [0, 1, 4, 6], "sparse_steps": 0.0}},
+    {"schedule": {"listed": {"full": [0, 1, 4, 6]}}},
 )
 HELD = LISTED.override({"schedule.correct": False})
 NOT_CORRECTED = "skipped steps are not corrected: "
@@ -158,7 +158,7 @@ def test_skips_with_a_scheduler_that_cannot_go_again_are_noted_once(name, make, 
             (note,) = notes(handle)
             assert note.startswith(f"{NOT_CORRECTED}{said}")
             assert not any(corrected(handle).values())
-    with chipsparse.enable(pipe, LISTED.override({"schedule.sparse_steps": 1.0})) as handle:
+    with chipsparse.enable(pipe, LISTED.override({"schedule.listed.sparse": "others"})) as handle:
         generate(pipe, name)
         assert notes(handle) == []
 
@@ -167,7 +167,7 @@ def test_skips_with_a_scheduler_that_cannot_go_again_are_noted_once(name, make, 
 def test_correction_is_off_where_intervals_are_too_long_for_the_flow_shift(shift):
     pipe = tiny_flux_pipeline(scheduler=EULER(shift=shift))
     is_off = shift > 5.5
-    with chipsparse.enable(pipe, LISTED.override({"schedule.full_steps": [0, 4]})) as handle:
+    with chipsparse.enable(pipe, LISTED.override({"schedule.listed.full": [0, 4]})) as handle:
         generate(pipe, "flux")
     reason = "only 2 of 9 steps are computed, too few of them for a flow shift that is so large"
     assert notes(handle) == ([NOT_CORRECTED + reason] if is_off else [])

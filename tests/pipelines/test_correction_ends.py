@@ -22,7 +22,7 @@ STEPS = 9
 # Skipped intervals: steps 2 and 3, step 5, steps 7 and 8.
 FULL = [0, 1, 4, 6]
 CORRECTED = small_sparse.SPARSE.override(
-    {"schedule": {"refresh_every": 10, "full_steps": FULL, "sparse_steps": 0.0}},
+    {"schedule": {"listed": {"full": FULL}}},
 )
 HELD = CORRECTED.override({"schedule.correct": False})
 EULER = diffusers.FlowMatchEulerDiscreteScheduler
@@ -208,7 +208,7 @@ def test_a_scheduler_that_is_stepped_after_a_generation_is_the_stock_one():
     pipe = tiny_flux_pipeline()
     shape = (1, 13, 1009)
     stock = EULER.from_config(pipe.scheduler.config)
-    config = CORRECTED.override({"schedule.full_steps": [*FULL, STEPS - 1]})
+    config = CORRECTED.override({"schedule.listed.full": [*FULL, STEPS - 1]})
     with chipsparse.enable(pipe, config) as handle:
         generate(pipe, "flux")
         known = corrected_steps(handle)
@@ -272,7 +272,7 @@ def test_unipc_that_clips_what_it_predicts_is_not_corrected_and_says_so():
 def test_the_flow_shift_of_levels_that_rise_is_that_of_their_noise():
     """Mochi's first half of the steps takes off 2.5 % of the noise, which is a large shift."""
     pipe = FAMILIES["mochi"].make()
-    with chipsparse.enable(pipe, CORRECTED.override({"schedule.full_steps": [0, 4]})) as handle:
+    with chipsparse.enable(pipe, CORRECTED.override({"schedule.listed.full": [0, 4]})) as handle:
         generate(pipe, "mochi")
     (note,) = notes(handle)
     assert note.endswith("too few of them for a flow shift that is so large")
@@ -291,7 +291,7 @@ def test_memory_is_planned_with_room_for_correction(monkeypatch):
     monkeypatch.setattr(CacheStore, "admit", noting)
     pipe = tiny_flux_pipeline()
     for correct in (True, False):
-        changes = {"schedule.sparse_steps": [2, 5], "schedule.correct": correct}
+        changes = {"schedule.listed.sparse": [2, 5], "schedule.correct": correct}
         with chipsparse.enable(pipe, CORRECTED.override(changes)):
             latents = generate(pipe, "flux")
     with_room, without = planned

@@ -165,7 +165,7 @@ def test_a_quality_is_one_of_the_profile_which_may_be_in_the_folder_of_the_pipel
         ({}, "balanced"),
         ({"quality": "fast"}, "fast"),
         ({"config": profile, "quality": "faithful"}, "faithful"),
-        ({"config": profile.of_quality("published")}, "published"),
+        ({"config": profile.of_quality("chipmunk")}, "chipmunk"),
     ):
         with chipsparse.enable(pipe, **arguments) as handle:
             assert handle.config == profile.qualities[name]
@@ -184,7 +184,7 @@ def test_a_quality_is_one_of_the_profile_which_may_be_in_the_folder_of_the_pipel
         pipe.register_to_config(_name_or_path="")
 
 
-TILED = CONFIG.override({"tile": [2, 2, 2], "schedule.refresh_every": 3})
+TILED = CONFIG.override({"tile": [2, 2, 2], "schedule.periodic.refresh_every": 3})
 
 
 @torch.no_grad()
@@ -312,7 +312,7 @@ def test_a_subclass_is_served_as_the_class_that_it_is_of(pipe, model_class):
         assert handle.config == profile.qualities["faithful"]
 
 
-SKIPPED = {"full_steps": [0, 1, 5], "sparse_steps": 0.0, "forecast": 0.5}
+SKIPPED = {"listed": {"full": [0, 1, 5]}, "forecast": 0.5}
 SKIPPING = SparsityConfig().override({"mlp.density": "dense", "schedule": SKIPPED})
 
 
@@ -336,7 +336,7 @@ def test_every_change_is_seen_from_the_first_step_on():
     add_lora(pipe := tiny_wan_pipeline(), "to_q")
     scales = itertools.count(2)
     change = at_step(None, lambda: pipe.transformer.set_adapters("style", 1 / next(scales)))
-    with chipsparse.enable(pipe, SKIPPING.override({"schedule.full_steps": [0, 4]})) as handle:
+    with chipsparse.enable(pipe, SKIPPING.override({"schedule.listed.full": [0, 4]})) as handle:
         wan(pipe, callback_on_step_end=change)
     assert [r.step for r in handle.report.steps if r.restarted] == [1, 2, 3, 4]
 
@@ -361,7 +361,7 @@ def check_that_branches_start_anew(name, *, skips):
         add_lora(pipe, "to_q")
     text, negative = pipe.encode_prompt(PROMPT, max_sequence_length=16)
     pipe.kept = text.clone()
-    config = SKIPPING if skips else CONFIG.override({"schedule.refresh_every": 9})
+    config = SKIPPING if skips else CONFIG.override({"schedule.periodic.refresh_every": 9})
     call = {"prompt_embeds": pipe.kept, "negative_prompt_embeds": negative, "guidance_scale": 4.0}
     with chipsparse.enable(pipe, config) as handle:
         generate(

@@ -198,7 +198,7 @@ def test_a_masked_call_differs_from_one_without_the_mask():
 def test_keeping_everything_is_the_dense_result_of_every_call(name, calls):
     family = FAMILIES[name]
     pipe = FAMILIES[name].make()
-    for variant, rule in zip(calls, itertools.cycle(["means", "difference"]), strict=False):
+    for variant, rule in zip(calls, itertools.cycle(["block_means", "difference"]), strict=False):
         with chipsparse.enable(pipe, EXACT.override({"attention.delta_rule": rule})) as handle:
             found = generate(pipe, name, variant)
         assert_expected(handle.report, family, variant)
@@ -424,7 +424,9 @@ def test_a_processor_that_was_replaced_runs_dense_and_stays(name):
 
 @slow_unless({"flux", "qwen-image", "wan 2.1"})
 def test_the_attention_backend_may_change_and_be_reset_while_enabled(name):
-    config = SPARSE.override({"schedule.first_dense_layers": 1})  # which the backend computes
+    config = SPARSE.override(
+        {"layers": [{"index": 0, "attention": "dense", "mlp": "dense"}]},
+    )  # which the backend computes
     pipe = FAMILIES[name].make()
     other = FAMILIES[name].make()
     with attention_backend("native"):  # diffusers sets it globally, too: restore it

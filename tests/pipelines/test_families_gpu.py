@@ -26,7 +26,7 @@ OFTEN = (
 each_family = pytest.mark.parametrize("name", test_families.FAMILIES)
 # Two steps in a row are sparse, so that the second can be recorded, and the one after a refresh.
 STEPS = 8
-UNSKIPPED = test_families.SPARSE.override({"schedule": {"refresh_every": 4}})
+UNSKIPPED = test_families.SPARSE.override({"schedule": {"periodic": {"refresh_every": 4}}})
 
 
 def make(name, dtype=torch.bfloat16):

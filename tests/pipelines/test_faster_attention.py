@@ -64,10 +64,10 @@ def test_where_nothing_is_sparse(name, monkeypatch):
 
 @pytest.mark.usefixtures("ours")
 def test_layers_and_rows_that_are_never_sparse(monkeypatch):
-    first = SPARSE.override({"schedule.first_dense_layers": 1})
+    first = SPARSE.override({"layers": [{"index": 0, "attention": "dense", "mlp": "dense"}]})
     _, report = generated(FAMILIES["wan 2.1"].make(), "wan 2.1", first)
     assert {(each.backend, each.reason) for each in entries(report) if each.layer == 0} == {
-        ("gluon", "schedule.first_dense_layers is 1"),
+        ("gluon", "layers names it dense"),
     }
     monkeypatch.setattr(
         ModelPatch,

@@ -77,7 +77,7 @@ def test_no_stream_overtakes_another(copies, make, expected):
 
 
 @pytest.mark.usefixtures("first_dense_kernel")
-@pytest.mark.parametrize("activations", ["full", "fp8"])
+@pytest.mark.parametrize("activations", ["model", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_the_gpu_kernels_from_slots(dtype, activations):
     pipe = tiny_wan_pipeline().to("cuda", dtype)

@@ -13,7 +13,7 @@ from tests.pipelines.tiny_runs import WAN
 from tests.tiny_models import tiny_wan_pipeline, tiny_wan_transformer
 
 HOSTED = {"memory.offload": "always"}
-IN_FULL = {"memory.cache_precision": "full"}
+IN_FULL = {"memory.cache_precision": "model"}
 
 
 @pytest.fixture

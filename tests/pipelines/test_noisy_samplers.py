@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*__array:DeprecationWarning")
 SKIPS = small_sparse.SPARSE.override(
     {
         "mlp.density": "dense",
-        "schedule": {"refresh_every": 10, "full_steps": [0, 1, 4, 6], "sparse_steps": 0.0},
+        "schedule": {"listed": {"full": [0, 1, 4, 6]}},
     },
 )
 ADDS_NOISE = "adds noise at its steps"
@@ -164,7 +164,7 @@ def test_trained_weights_keep_the_floors(sampler):
     config = chipsparse.SparsityConfig().override(
         {
             "mlp.density": "dense",
-            "schedule": {"full_steps": FULL_STEPS, "sparse_steps": 0.0, "forecast": 0.75},
+            "schedule": {"listed": {"full": FULL_STEPS}, "forecast": 0.75},
         },
     )
     make = SAMPLERS[sampler]

@@ -47,7 +47,7 @@ CASES = {
 }
 BEFORE = ("nothing", "a call", "a call of as many steps", "a call that broke off")
 SKIPPED = SPARSE.override(
-    {"schedule.refresh_every": 10, "schedule.full_steps": [0, 1, 4], "schedule.sparse_steps": 0.0},
+    {"schedule.listed.full": [0, 1, 4]},
 )
 
 

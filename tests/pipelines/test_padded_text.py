@@ -11,7 +11,7 @@ from chipsparse import SparsityConfig
 from chipsparse.pipelines import padded_text
 from chipsparse.pipelines.families import qwen_image as qwen_adapter
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.skip import timetable
+from chipsparse.skip import spread as schedule_spread
 from tests.pipelines.families import hunyuan_video, mochi
 from tests.pipelines.families.hunyuan_video import VALID
 from tests.pipelines.model_state import actions, calls_begun
@@ -157,7 +157,7 @@ def test_each_length_of_mochi_is_a_branch_of_its_own():
 
 
 def test_each_length_of_mochi_is_a_branch_of_its_own_where_a_share_of_the_steps_is_sparse():
-    shares = {"schedule": {"full_share": 0.34, "sparse_steps": 0.5}}
+    shares = {"schedule": {"spread": {"full": 0.34, "sparse": 0.5}}}
     pipe = mochi.tiny_pipeline()
     prompts = mochi.prompts(7, negative=[3])
     with chipsparse.enable(pipe, SPARSE.override(shares)) as handle:
@@ -169,14 +169,14 @@ def test_each_length_of_mochi_is_a_branch_of_its_own_where_a_share_of_the_steps_
 def test_prompts_of_other_lengths_lay_out_no_more_steps_than_there_are(monkeypatch):
     """A list of 1,000 steps takes seconds, and it was asked for in each call."""
     laid_out = []
-    spread = timetable.spread
+    spread = schedule_spread.spread
 
     def spied(steps, count, **options):
         laid_out.append(steps)
         return spread(steps, count, **options)
 
-    monkeypatch.setattr(timetable, "spread", spied)
-    shares = {"schedule": {"full_share": 0.34, "sparse_steps": 0.5}}
+    monkeypatch.setattr(schedule_spread, "spread", spied)
+    shares = {"schedule": {"spread": {"full": 0.34, "sparse": 0.5}}}
     pipe = mochi.tiny_pipeline()
     prompts = mochi.prompts(7, negative=[3])
     with chipsparse.enable(pipe, SPARSE.override(shares)):

@@ -36,7 +36,7 @@ EVERYTHING = {
     "attention.density": 1.0,
     "mlp.density": 1.0,
     "layers": [],
-    "memory.cache_precision": "full",
+    "memory.cache_precision": "model",
 }
 SOLVERS = {
     "unipc": diffusers.UniPCMultistepScheduler,
@@ -98,7 +98,7 @@ def drawn_densities(draw):
     settings = {
         "attention": {
             "density": draw.choice(["dense", 0.0, 0.05, 0.25, 0.5, 0.9, 1.0, draw.random()]),
-            "delta_rule": draw.choice(["means", "difference"]),
+            "delta_rule": draw.choice(["block_means", "difference"]),
         },
         "mlp": {"density": draw.choice(["dense", 0.0, 0.1, 0.3, 0.7, 1.0, draw.random()])},
         "block_size": draw.choice([1, 3, 7, 16, 32, 33, 128]),
@@ -107,7 +107,7 @@ def drawn_densities(draw):
     if draw.random() < 0.25:
         settings["layers"] = [
             {
-                "layers": "1",
+                "index": "1",
                 "attention": draw.choice(["dense", 0.3, 1.0]),
                 "mlp": draw.choice(["dense", 0.3, 0.0]),
             },
@@ -119,42 +119,47 @@ def drawn_memory(draw):
     return {
         "memory": {
             "offload": draw.choice(["auto", "always", "never"]),
-            "cache_precision": draw.choice(["full", "full", "fp8"]),
+            "cache_precision": draw.choice(["model", "model", "fp8"]),
         },
     }
 
 
 def drawn_schedule(draw, steps):
     """Any form of a schedule, also with steps that the generation does not reach."""
-    form = draw.choice([published_form, listed_form, share_form, actions_form])
-    schedule = {
+    form = draw.choice([published_form, listed_form, share_form, actions_form, branches_form])
+    return {
         "correct": draw.random() < 0.7,
         "forecast": draw.choice([0.0, 0.5, 1.0, draw.random()]),
         "forecast_after": draw.choice([0.0, 0.0, 0.3, 1.0]),
         **form(draw, steps),
     }
-    if draw.random() < 0.2:
-        schedule["first_dense_layers"] = draw.randint(1, 2)
-    return schedule
 
 
 def published_form(draw, _steps):
-    return {"warmup_steps": draw.randint(2, 4), "refresh_every": draw.randint(1, 5)}
+    return {"periodic": {"warmup": draw.randint(2, 4), "refresh_every": draw.randint(1, 5)}}
 
 
 def listed_form(draw, steps):
     full = sorted(draw.sample(range(steps + 2), draw.randint(1, steps)))
     others = [step for step in range(1, steps + 2) if step not in full]
-    listed = sorted(draw.sample(others, draw.randint(1, len(others)))) if others else 0.0
-    return {"full_steps": full, "sparse_steps": draw.choice([0.0, 1.0, draw.random(), listed])}
+    listed = sorted(draw.sample(others, draw.randint(1, len(others)))) if others else []
+    return {"listed": {"full": full, "sparse": draw.choice([[], "others", listed])}}
 
 
 def share_form(draw, _steps):
     return {
-        "full_share": draw.choice([0.2, 0.4, 0.7, 1.0]),
-        "sparse_steps": draw.choice([0.0, 0.3, 1.0]),
-        "least_full": draw.randint(2, 5),
+        "spread": {
+            "full": draw.choice([0.2, 0.4, 0.7, 1.0]),
+            "sparse": draw.choice([0.0, 0.3, 1.0]),
+            "at_least": draw.randint(2, 5),
+        },
     }
+
+
+def branches_form(draw, steps):
+    forms = [published_form, listed_form, share_form, actions_form]
+    names = ["*", "uncond", "call1"]
+    return {"branches": {name: draw.choice(forms)(draw, steps) for name in names}}
 
 
 def actions_form(draw, steps):

@@ -19,7 +19,7 @@ EXCHANGED = (
     "nothing runs sparse: the pipeline's transformer was exchanged after enable(); call "
     "chipsparse.enable(pipe, ...) again"
 )
-LATE = CONFIG.override({"schedule.warmup_steps": 4})
+LATE = CONFIG.override({"schedule.periodic.warmup": 4})
 
 
 def adapted(pipe):

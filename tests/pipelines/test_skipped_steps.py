@@ -79,7 +79,7 @@ def test_a_skipped_step_gives_all_streams_again(name, variant, return_dict):
         assert sum(each is not None for each in made[-1]) == 2
 
 
-LISTED = SPARSE.override({"schedule": {"full_steps": [0, 1, 2, 5, 9], "sparse_steps": [4, 7, 11]}})
+LISTED = SPARSE.override({"schedule": {"listed": {"full": [0, 1, 2, 5, 9], "sparse": [4, 7, 11]}}})
 # A branch and an expert each have their own outputs; guidance may double the batch; a picture to
 # start from makes the first steps fall away; Mochi's timesteps rise, and those of H3, which has two
 # outputs. The share that is forecast, and the step from which on it is.

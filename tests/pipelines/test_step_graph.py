@@ -24,7 +24,9 @@ SPARSE = FLUX.SPARSE.override({"cuda_graphs": "always"})  # there are few sparse
 NEVER = SPARSE.override({"cuda_graphs": "never"})
 GUIDED = {"negative_prompt": "a blue square", "true_cfg_scale": 3.0}
 REPLAYED = [3, 4, 6]  # of dense, refresh, sparse, sparse, sparse, refresh, sparse
-LONG = SPARSE.override({"schedule.refresh_every": 100})  # only steps 2 to 6 are sparse, 3 recorded
+LONG = SPARSE.override(
+    {"schedule.periodic.refresh_every": 100},
+)  # only steps 2 to 6 are sparse, 3 recorded
 LONG_NEVER = LONG.override({"cuda_graphs": "never"})
 NOT_CAPTURED = "sparse steps are not captured as a CUDA graph: "
 

@@ -19,7 +19,9 @@ class TinyRuns:
         self._prompt = prompt
         self._call = call
         # Dense, refresh, three sparse steps, refresh, sparse; the other one keeps everything.
-        self.SPARSE = small_sparse.SPARSE.override({"schedule.refresh_every": 4, "tile": tile})
+        self.SPARSE = small_sparse.SPARSE.override(
+            {"schedule.periodic.refresh_every": 4, "tile": tile},
+        )
         self.EXACT = self.SPARSE.override(small_sparse.EVERYTHING)
 
     def generate(self, pipe, prompt=None, *, seed=0, **changes):

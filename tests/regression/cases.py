@@ -21,7 +21,7 @@ class Bounds:
 class Case:
     """One clip or image, to be made dense and sparse.
 
-    The profile of the model holds what is not changed here, with the quality ``published``, which
+    The profile of the model holds what is not changed here, with the quality ``chipmunk``, which
     has all actions.
     """
 
@@ -42,11 +42,12 @@ class Case:
 # Steps skipped between the refreshes of the published schedule, ever more of them.
 SKIPS = listed("DDDDDDDRSSSSKSRSKSKSKSKRSKSKSKSKSKSRKKSKKKKKSKKDDD")
 # Every action, and a second refresh with sparse steps on both sides.
-SHORT = {"attention.delta_rule": "means", **listed("DRSSRSKS")}
+SHORT = {"attention.delta_rule": "block_means", **listed("DRSSRSKS")}
 SHORT_STEPS = 8
 DIFFERENCE = {"attention.delta_rule": "difference", "attention.density": 0.2}
-LAYERS = {"attention.delta_rule": "means", "attention.density": 0.2, "mlp.density": "dense"}
-STEPS = {"full_steps": [0, 1, 2, 3, 5, 8, 12], "sparse_steps": [6, 10, 14]}
+LAYERS = {"attention.delta_rule": "block_means", "attention.density": 0.2, "mlp.density": "dense"}
+FIRST_DENSE = {"layers": [{"index": 0, "attention": "dense", "mlp": "dense"}]}
+STEPS = {"listed": {"full": [0, 1, 2, 3, 5, 8, 12], "sparse": [6, 10, 14]}}
 FORECAST = {"forecast": 0.5, "forecast_after": 0.2}
 SMALL = {"height": 96, "width": 96, "num_frames": 17}
 
@@ -107,7 +108,7 @@ CASES = {
             "a cyan circle moves right over a plain gray background",
             seed=4,
             arguments={"num_frames": 9, "num_inference_steps": 16},
-            sparsity={**LAYERS, "schedule": {**STEPS, **FORECAST, "first_dense_layers": 1}},
+            sparsity={**LAYERS, **FIRST_DENSE, "schedule": {**STEPS, **FORECAST}},
             bounds=Bounds(psnr=30, ssim=0.97, flicker=1.15, golden=42, golden_half=38),
         ),
         Case(

@@ -127,7 +127,7 @@ def test_a_preferred_backend_computes_everything(backend, monkeypatch):
     interpreted = triton_support.triton_installed() and triton_support.interpreting()
     if backend == "triton" and not interpreted:
         pytest.skip("needs Triton's interpreter")
-    config = SPARSE.override({"schedule": {"full_steps": [1, 2], "sparse_steps": 1.0}})
+    config = SPARSE.override({"schedule": {"listed": {"full": [1, 2], "sparse": "others"}}})
     expected, _ = small_latents(config.override({"backend": "reference"}))
     prefer(monkeypatch, backend)
     found, report = small_latents(config)

@@ -309,7 +309,7 @@ def placed_tensors(config: SparsityConfig, part: Part) -> list[Kept]:
 
 def with_caches(config: SparsityConfig, *, in_fp8: bool) -> SparsityConfig:
     """Return the config with its caches kept in FP8 or in full."""
-    precision: CachePrecision = "fp8" if in_fp8 else "full"
+    precision: CachePrecision = "fp8" if in_fp8 else "model"
     return replace(config, memory=replace(config.memory, cache_precision=precision))
 
 
@@ -322,7 +322,7 @@ def read_and_written(
 
     Where the memory decides about FP8, the tensors of both precisions are among them.
     """
-    may_round = config.memory.cache_precision != "full"
+    may_round = config.memory.cache_precision != "model"
     rows = [
         kept for kept in Kept if kept.part == part and (may_round or not kept.declared.only_fp8)
     ]

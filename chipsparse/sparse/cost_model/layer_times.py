@@ -170,7 +170,7 @@ def layer_time(
         attention *= 1 / rates.fp8_attention + rates.fp8_tokens / layout.tokens
         attention += rounding
     if "attention" in sparse:
-        means = plan.config.attention.delta_rule == "means"
+        means = plan.config.attention.delta_rule == "block_means"
         share = kept_columns(plan, layer) / layout.tokens + MEANS_SHARE * means
         kept = share / rates.sparse_attention * sixteen_bit
         if action is Action.SPARSE:

@@ -11,26 +11,21 @@ from dataclasses import replace
 
 import torch
 
-from chipsparse.config import PARTS, Part, SparsityConfig
+from chipsparse.config import PARTS, Action, ByCost, Part, SparsityConfig
 from chipsparse.layout import ModelLayout
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 
-def decided(
+def asked_cost(
     config: SparsityConfig,
     layout: ModelLayout,
     masked: Collection[Part] = (),
-) -> SparsityConfig:
-    """Return the config with the schedule that its `sparse_cost` at this layout leads to.
-
-    One that does not ask for the cost is returned as it is.
-    """
-    if not config.schedule.asks_cost:
-        return config
-    schedule = config.schedule.at_cost(sparse_cost(config, layout, masked))
-    usual = None if config.usual is None else decided(config.usual, layout, masked)
-    return replace(config, schedule=schedule).over(usual)
+) -> float | None:
+    """Return the `sparse_cost` that the schedule decides by; 0 where it does not ask for it."""
+    if not isinstance(config.schedule.form, ByCost):
+        return 0.0
+    return sparse_cost(config, layout, masked)
 
 
 def sparse_cost(
@@ -67,25 +62,16 @@ def sparse_cost(
     return seconds(Action.SPARSE) / seconds(Action.DENSE)
 
 
-def why_skipping(
-    config: SparsityConfig,
-    plan: SparsityPlan,
-    masked: Collection[Part] = (),
-) -> str | None:
-    """Return why a plan skips steps that its config would have sparse; None where it does not.
-
-    Args:
-        config: what was asked for.
-        plan: the steps of the `decided` config.
-        masked: parts that run dense in all layers.
-    """
-    asked = config.schedule
-    if not asked.asks_cost or plan.config.schedule.sparse_steps or not plan.schedule.skips_any:
+def why_skipping(plan: SparsityPlan) -> str | None:
+    """Return why a plan skips steps that its config would have sparse; None where it does not."""
+    form = plan.config.schedule.form
+    if not isinstance(form, ByCost) or form.taken(plan.sparse_cost) is not form.skipping:
         return None
-    cost = sparse_cost(config, plan.layout, masked)
-    if cost is None:
+    if not plan.schedule.skips_any:
+        return None
+    if plan.sparse_cost is None:
         return "no step is sparse, since no layer can be: steps are skipped instead"
     return (
-        f"no step is sparse: at this size one takes {cost:.0%} of a dense step's time, and "
-        f"schedule.sparse_at_most is {asked.sparse_at_most:.0%}; steps are skipped instead"
+        f"no step is sparse: at this size one takes {plan.sparse_cost:.0%} of a dense step's time, "
+        f"and schedule.by_cost.at_most is {form.at_most:.0%}; steps are skipped instead"
     )

@@ -101,7 +101,7 @@ def estimate_run(
         + (calls - 1) * step_seconds(loads(action, chooses=False), rates)
         for action in Action
     }
-    config = plan.config.override({"attention.precision": "auto"})
+    config = plan.config.override({"attention.precision": "model"})
     alone = replace(plan, config=config, layout=replace(plan.layout, share=None))
     stock = branches * sum(
         timed(layer, Action.DENSE, plan=alone, dense_parts=PARTS).total for layer in layers

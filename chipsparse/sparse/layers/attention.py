@@ -473,7 +473,7 @@ def _with_means(call: ColumnSparseAttention, config: SparsityConfig) -> ColumnSp
 
     There are none where lists have room for every column: attention to all of them is exact.
     """
-    if config.attention.delta_rule == "means" and call.indices.shape[3] < call.key.shape[2]:
+    if config.attention.delta_rule == "block_means" and call.indices.shape[3] < call.key.shape[2]:
         call.mean_key, call.mean_value = block_means(call.key), block_means(call.value)
         call.mean_weight = MEAN_WEIGHT
     return call

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from chipsparse.config import ScheduleConfig, SparsityConfig
+from chipsparse.config import Action, Listed, Periodic, ScheduleConfig, SparsityConfig, Spread
 from chipsparse.profiles import profile as profiles
 from chipsparse.profiles.profile import QUALITIES, default_profile, find_profile, load_profile
 from chipsparse.profiles.published import published_psnr
-from chipsparse.skip.timetable import Action, Schedule
+from chipsparse.skip.timetable import Run, resolve
 
 PROFILES = sorted((profiles.ASSETS / "profiles").glob("*.yaml"))
 TINY = [profiles.ASSETS / name / "chipsparse.yaml" for name in ("tiny-wan", "tiny-flux")]
@@ -25,11 +25,11 @@ def test_bundled_profiles_have_every_quality(path):
     for name in ("balanced", "fast") if "3D" in path.stem else ():
         attention = profile.qualities[name].attention
         schedule = profile.qualities[name].schedule
-        assert (attention.density, attention.delta_rule) == (0.1, "means")
+        assert (attention.density, attention.delta_rule) == (0.1, "block_means")
         assert (schedule.correct, schedule.forecast) == (True, 0.5)
     assert path not in TINY or not profile.qualities["fast"].mlp.is_sparse
-    assert profile.qualities["published"].mlp.is_sparse
-    assert profile.qualities["published"].schedule.full_share is None
+    assert profile.qualities["chipmunk"].mlp.is_sparse
+    assert isinstance(profile.qualities["chipmunk"].schedule.form, Periodic | Listed)
     for config in profile.qualities.values():
         assert config.tile == profile.sparsity.tile
 
@@ -52,8 +52,8 @@ def test_where_profiles_come_from(tmp_path):
     of_two = find_profile(None, "WanTransformer3DModel", experts=2)
     assert of_two.source.endswith("two-experts/WanTransformer3DModel.yaml")
     for quality in QUALITIES:
-        schedule = of_two.of_quality(quality).sparsity.schedule
-        assert Action.SKIP not in Schedule(schedule, 50).actions
+        form = of_two.of_quality(quality).sparsity.schedule.form
+        assert Action.SKIP not in resolve(form, Run(50)).actions()
     assert find_profile(None, "FluxTransformer2DModel", experts=2).model_class.startswith("Flux")
     (tmp_path / "chipsparse.yaml").write_text(
         "model_class: WanTransformer3DModel\n"
@@ -67,8 +67,8 @@ def test_where_profiles_come_from(tmp_path):
 
 
 QUALITY_TEXT = """
-sparsity: {tile: null, attention: {precision: bf16}, schedule: {full_share: 0.5}}
-qualities: {balanced: , fast: {attention: {density: 0.07}, schedule: {warmup_steps: 3}}}
+sparsity: {tile: null, attention: {precision: fp8}, schedule: {spread: {full: 0.5}}}
+qualities: {balanced: , fast: {attention: {density: 0.07}, schedule: {periodic: {warmup: 3}}}}
 """
 
 
@@ -82,10 +82,10 @@ def mine(tmp_path):
 def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_for(mine):
     general = default_profile().qualities
     assert mine.quality == "balanced"
-    common = {"tile": None, "attention.precision": "bf16"}
-    schedule = {"schedule": ScheduleConfig(full_share=0.5)}  # taken whole
+    common = {"tile": None, "attention.precision": "fp8"}
+    schedule = {"schedule": ScheduleConfig(Spread(0.5))}  # taken whole
     assert mine.sparsity == general["balanced"].override({**common, **schedule})
-    own = {"attention.density": 0.07, "schedule": ScheduleConfig(warmup_steps=3)}
+    own = {"attention.density": 0.07, "schedule": ScheduleConfig(Periodic(3))}
     fast = mine.of_quality("fast")
     assert fast.sparsity == general["fast"].override({**common, **own})
     assert (fast.quality, fast.qualities) == ("fast", mine.qualities)
@@ -97,7 +97,7 @@ def test_a_quality_lies_over_the_common_part_and_that_over_what_its_name_stands_
 
 
 def test_a_profile_has_all_qualities_or_none(mine, tmp_path):
-    known = "known are faithful, balanced, fast, draft, published"
+    known = "known are faithful, balanced, fast, draft, chipmunk"
     with pytest.raises(ValueError, match=f"there is no quality 'best'; {known}"):
         mine.of_quality("best")
     path = tmp_path / "plain.yaml"

@@ -10,25 +10,27 @@ import pytest
 import torch
 
 from chipsparse.cli.model.description import default_arguments
-from chipsparse.config import SparsityConfig
+from chipsparse.config import ByCost, LayerBudget, SparsityConfig, Spread
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles.profile import QUALITIES, find_profile, profile_classes
 from chipsparse.report.nothing_sparse import why_nothing
+from chipsparse.skip.timetable import Run, resolve
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
-from chipsparse.sparse.cost_model.relative_cost import decided, sparse_cost, why_skipping
+from chipsparse.sparse.cost_model.relative_cost import asked_cost, sparse_cost, why_skipping
 from chipsparse.sparse.plan import CACHED, Action, SparsityPlan
 
 NAMED = ("faithful", "balanced", "fast", "draft")
-USUAL = ("means", "dense")  # rule of attention, MLP
-PUBLISHED = ("difference", 0.3)
-# Columns of `published`, where they are not those of the medium.
+USUAL = ("block_means", "dense")  # rule of attention, MLP
+CHIPMUNK = ("difference", 0.3)
+FIRST_DENSE = LayerBudget(index="0", attention="dense", mlp="dense")
+# Columns of `chipmunk`, where they are not those of the medium.
 COLUMNS = {
     "CogVideoXTransformer3DModel": 0.12,
     "HiDreamImageTransformer2DModel": 0.25,
     "SD3Transformer2DModel": 0.25,
 }
-TWO_EXPERTS = {"faithful": 0.3, "balanced": 0.2, "fast": 0.1, "draft": 0.05, "published": 0.1}
+TWO_EXPERTS = {"faithful": 0.3, "balanced": 0.2, "fast": 0.1, "draft": 0.05, "chipmunk": 0.1}
 # Latents of a usual size, where those of 480x832x81 or 1024x1024 are none.
 SIZES = {
     "Cosmos3OmniTransformer": (48, 45, 80),
@@ -58,15 +60,17 @@ def test_the_effective_config_of_every_class_and_quality(case):
     assert tuple(profile.qualities) == tuple(QUALITIES)
     for quality, config in profile.qualities.items():
         own = config.attention.delta_rule, config.mlp.density
-        assert own == (PUBLISHED if quality == "published" else USUAL), quality
+        assert own == (CHIPMUNK if quality == "chipmunk" else USUAL), quality
         columns = 0.1
         if experts == 2:
             columns = TWO_EXPERTS[quality]
-        elif quality == "published":
+        elif quality == "chipmunk":
             columns = COLUMNS.get(name, 0.175 if is_image(name) else 0.1)
         assert config.attention.density == columns, quality
         assert config.tile == ((1, 8, 16) if is_image(name) else (4, 4, 8))
-        assert (config.layers, config.block_size, config.attention.precision) == ((), 128, "auto")
+        first = () if quality == "chipmunk" or experts == 2 else (FIRST_DENSE,)
+        assert (config.layers, config.block_size) == (first, 128)
+        assert config.attention.precision == "model"
 
 
 # Each quality is faster than the one before.
@@ -97,23 +101,24 @@ SMALL = ModelLayout((LayerKind("block", 2, 512),), 2, 64, 1, ((4, 8, 8),))
 
 
 @functools.cache
-def steps_of(schedule, steps):
-    """How often each action is taken, of a decided schedule."""
-    return Counter(SparsityPlan(SparsityConfig(schedule=schedule), SMALL, steps).actions())
+def steps_of(schedule, steps, cost):
+    """How often each action is taken where a sparse step has this cost."""
+    config = SparsityConfig(schedule=schedule)
+    return Counter(SparsityPlan(config, SMALL, steps, sparse_cost=cost).actions())
 
 
-def seconds(config, steps, of_actions):
-    taken = steps_of(config.schedule, steps)
+def seconds(config, steps, of_actions, cost):
+    taken = steps_of(config.schedule, steps, cost)
     return sum(of_actions[action] * count for action, count in taken.items())
 
 
 STEP_NUMBERS = range(4, 61)
 
 
-def check_order(qualities, of_quality, least=1.15):
+def check_order(qualities, of_quality, costs, least=1.15):
     """Fails where a quality is not as much faster than the one before it, above 9 steps."""
     for steps in STEP_NUMBERS:
-        times = [seconds(qualities[name], steps, of_quality[name]) for name in NAMED]
+        times = [seconds(qualities[name], steps, of_quality[name], costs[name]) for name in NAMED]
         bound = least if steps >= 10 else 1.0
         for (slow, slower), (quick, faster) in itertools.pairwise(zip(NAMED, times, strict=True)):
             assert slower / faster >= bound - 1e-9, (steps, slow, quick, slower / faster)
@@ -131,14 +136,12 @@ def test_each_quality_is_faster_than_the_one_before_by_the_classs_own_prices(cas
         least = {(21, 90, 160): 1.15, (21, 60, 104): 1.08}
     for size, bound in least.items():
         layout = layout_of(name, size)
-        own = {
-            quality: decided(qualities[quality], layout, family.sparse.masked) for quality in NAMED
+        costs = {
+            quality: asked_cost(qualities[quality], layout, family.sparse.masked)
+            for quality in NAMED
         }
-        check_order(
-            own,
-            {quality: prices(config, layout) for quality, config in own.items()},
-            bound,
-        )
+        own = {quality: prices(qualities[quality], layout) for quality in NAMED}
+        check_order(qualities, own, costs, bound)
 
 
 GENERAL = find_profile(None, "WanTransformer3DModel").qualities
@@ -152,22 +155,22 @@ def test_each_quality_is_faster_whatever_a_sparse_step_costs(qualities, refresh)
     for percent in range(15, 101):
         of_actions = {Action.DENSE: 1.0, Action.REFRESH: refresh, Action.SKIP: 0.0}
         of_actions[Action.SPARSE] = percent / 100
-        own = {
-            name: replace(config, schedule=config.schedule.at_cost(percent / 100))
-            for name, config in qualities.items()
-        }
-        check_order(own, dict.fromkeys(NAMED, of_actions))
+        check_order(
+            qualities,
+            dict.fromkeys(NAMED, of_actions),
+            dict.fromkeys(NAMED, percent / 100),
+        )
 
 
 # Which schedule is taken.
 
 
+def planned(config, layout, masked=(), steps=50):
+    return SparsityPlan(config, layout, steps, sparse_cost=asked_cost(config, layout, masked))
+
+
 def why_skipped(config, layout, masked=(), steps=50):
-    return why_skipping(
-        config,
-        SparsityPlan(decided(config, layout, masked), layout, steps),
-        masked,
-    )
+    return why_skipping(planned(config, layout, masked, steps))
 
 
 def test_small_videos_and_images_skip_and_large_ones_have_sparse_steps():
@@ -179,14 +182,15 @@ def test_small_videos_and_images_skip_and_large_ones_have_sparse_steps():
         layout_of("WanTransformer3DModel", (21, *size)) for size in ((60, 104), (90, 160))
     )
     own = GENERAL["balanced"]
-    assert decided(own, large).schedule == own.schedule.at_cost(0.4)
-    skipping = decided(own, small)
-    assert skipping.schedule == own.schedule.at_cost(1.0)
-    assert (skipping.schedule.full_share, skipping.schedule.sparse_steps) == (0.32, 0)
+    form = own.schedule.form
+    assert isinstance(form, ByCost)
+    assert planned(own, large).schedule.actions() == resolve(form.mixed, Run(50)).actions()
+    assert planned(own, small).schedule.actions() == resolve(form.skipping, Run(50)).actions()
+    assert form.skipping == Spread(0.32, at_least=8)
     cost = sparse_cost(own, small)
     assert why_skipped(own, small) == (
         f"no step is sparse: at this size one takes {cost:.0%} of a dense step's time, and "
-        "schedule.sparse_at_most is 42%; steps are skipped instead"
+        "schedule.by_cost.at_most is 42%; steps are skipped instead"
     )
 
 
@@ -218,9 +222,8 @@ def test_nothing_is_said_where_nothing_is_skipped_or_all_actions_are_listed():
     own = GENERAL["balanced"]
     assert why_skipped(own, small, steps=9) is not None
     assert [why_skipped(own, small, steps=steps) for steps in (1, 2, 8, None)] == [None] * 4
-    listed = replace(own.schedule, actions=("dense", "refresh", "sparse", "skip"))
-    by_actions = replace(own, schedule=listed)
-    assert decided(by_actions, small) is by_actions
+    by_actions = own.override({"schedule.actions": ["dense", "refresh", "sparse", "skip"]})
+    assert asked_cost(by_actions, small) == 0.0  # without any computation
     assert why_skipped(by_actions, small) is None
 
 
@@ -229,36 +232,35 @@ def test_what_a_user_asks_for_on_top_of_a_quality_holds_where_sparse_steps_are_d
     small = layout_of("WanTransformer3DModel", (21, 60, 104))
     own = GENERAL["balanced"]
     for changes in (
-        {"schedule.full_share": 0.5},
-        {"schedule.least_full": 20},
-        {"schedule.sparse_steps": 1},
-        {"schedule.full_steps": [0, 10, 20]},
+        {"schedule.spread.full": 0.5},
+        {"schedule.spread": {"full": 0.18, "at_least": 20}},
+        {"schedule.spread": {"full": 0.18, "sparse": 1}},
+        {"schedule.listed.full": [0, 10, 20]},
         {"schedule.actions": ["dense", "refresh", "sparse"]},
     ):
         config = own.override(changes)
-        taken = steps_of(decided(config, small).schedule, 50)
-        assert taken == steps_of(config.schedule, 50), changes
-        assert taken != steps_of(decided(own, small).schedule, 50), changes
+        taken = planned(config, small).actions()
+        assert taken == SparsityPlan(config, small, 50, sparse_cost=1.0).actions(), changes
+        assert taken == SparsityPlan(config, small, 50, sparse_cost=0.0).actions(), changes
+        assert taken != planned(own, small).actions(), changes
         assert why_skipped(config, small) is None, changes
 
 
 def test_what_is_said_to_help_does_where_sparse_steps_are_dear():
     small = layout_of("WanTransformer3DModel", (21, 60, 104))
     own = GENERAL["balanced"]
-    said = why_nothing(SparsityPlan(decided(own, small), small, 6))
-    assert said.endswith("or lower schedule.least_full (now 8)")
-    config = decided(own.override({"schedule.least_full": 2}), small)
-    assert why_nothing(SparsityPlan(config, small, 6)) is None
-    assert not set(CACHED).isdisjoint(SparsityPlan(config, small, 6).actions())
+    said = why_nothing(planned(own, small, steps=6))
+    assert said.endswith("or lower schedule.by_cost.skipping.at_least (now 8)")
+    config = own.override({"schedule.by_cost.skipping.at_least": 2})
+    plan = planned(config, small, steps=6)
+    assert why_nothing(plan) is None
+    assert not set(CACHED).isdisjoint(plan.actions())
 
 
-def test_what_a_quality_stands_for_is_decided_like_it():
-    """So that nothing of a named quality is said to have no effect."""
-    layout = layout_of("WanTransformer3DModel")
-    config = GENERAL["fast"]
-    taken = decided(config, layout)
-    assert taken != config
-    assert taken.usual == taken
-    assert SparsityPlan(taken, layout, 50).notes() == []
-    plain = SparsityConfig()
-    assert decided(plain, layout) is plain
+def test_nothing_of_a_named_quality_is_said_to_have_no_effect():
+    for name in ("WanTransformer3DModel", "FluxTransformer2DModel", "ChromaTransformer2DModel"):
+        layout = layout_of(name)
+        profile = find_profile(None, name)
+        for quality in QUALITIES:
+            own = profile.of_quality(quality)
+            assert planned(own.sparsity, layout).notes(base=own.base) == []

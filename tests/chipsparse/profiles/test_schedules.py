@@ -1,10 +1,9 @@
 """The schedules of all bundled profiles, step by step: no change of them goes unnoticed."""
 
-from dataclasses import replace
-
 import pytest
 
 from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
+from chipsparse.skip.why import may_be_sparse
 from chipsparse.sparse.plan import SparsityPlan
 from tests.chipsparse.sparse.test_plan import LAYOUT
 from tests.schedules import letters_of
@@ -15,7 +14,7 @@ GENERAL = {
     "balanced": "d-rs-r--s-s-r-s--s--s--r-s-- dd-d-rs-r-s--r-s-s-s--r--s--s--s--r-s--s--s--r-ss-",
     "fast": "d-r-s-r--s--s--s--r----s-s-- d-d-r-s-r--s---r--s--s--s---r--s---s---s---r--s-s-",
     "draft": "d-r---s----r---s---s---s---- d-r-s-r---s----r----s----s----s-----r------s--s---",
-    "published": "dddddrsssssssssrsssssssssddd dddddrsssssssssrsssssssssrsssssssssrsssssssssrssdd",
+    "chipmunk": "dddddrsssssssssrsssssssssddd dddddrsssssssssrsssssssssrsssssssssrsssssssssrssdd",
 }
 SKIPPING = GENERAL | {
     "balanced": "dddd-d--d----d-------d----d- ddddddd-d-d--d---d-----d-------d-------d-----d--d-",
@@ -24,10 +23,10 @@ SKIPPING = GENERAL | {
 }
 OF_IMAGES = {
     "faithful": "dddddd-d-d--d--d---d--d--d-d ddddddddddd-d-d-d--d--d--d---d---d---d---d--d-d-dd",
-    "published": "dddrsssssrsssssrsssssrsssssd dddrsssssrsssssrsssssrsssssrsssssrsssssrsssssrsssd",
+    "chipmunk": "dddrsssssrsssssrsssssrsssssd dddrsssssrsssssrsssssrsssssrsssssrsssssrsssssrsssd",
 }
 TINY = {
-    "published": "dddddddrssssssrssssssssrssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd",
+    "chipmunk": "dddddddrssssssrssssssssrssss dddddddrssssssrssssssssrsssssssssssrsssssssssssddd",
 }
 TINY_FLUX = OF_IMAGES | TINY
 TINY_FLUX["balanced"] = (
@@ -38,7 +37,7 @@ TWO_EXPERTS = {
     "balanced": "dddrsrssrsssrssssrssssrsssrs ddddrsrsrsrssrssrsssrssssrssssrsssssrssssrsssrssrs",
     "fast": "drsrsssrssssssrsssssssssrsss ddrsrsrssrssssrssssssrssssssssrsssssssssrssssssrss",
     "draft": "ddrssssssssrssssssssssssssss ddrsssrssssssssrssssssssssssssssssssrsssssssssssss",
-    "published": GENERAL["published"],
+    "chipmunk": GENERAL["chipmunk"],
 }
 IMAGES = "Bria|BriaFibo2|Chroma|Flux|Flux2|Flux3|HiDreamImage|LongCatImage|OvisImage|QwenImage"
 IMAGES += "|QwenImage21|SD3|ZImage"
@@ -54,8 +53,9 @@ SCHEDULES = {
 }
 
 
-def letters(config, steps):
-    return letters_of(SparsityPlan(config, LAYOUT, steps).actions())
+def letters(config, steps, sparse_cost=0.0):
+    plan = SparsityPlan(config, LAYOUT, steps, sparse_cost=sparse_cost)
+    return letters_of(plan.actions())
 
 
 @pytest.mark.parametrize("path", SCHEDULES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -64,13 +64,14 @@ def test_the_schedules_of_bundled_profiles(path):
     qualities = load_profile(path).qualities
     assert qualities.keys() == mixed.keys() == skipping.keys()
     for name, config in qualities.items():
-        dear = replace(config, schedule=config.schedule.at_cost(None))
-        for each, expected in ((config, mixed[name]), (dear, skipping[name])):
+        for cost, expected in ((0.0, mixed[name]), (None, skipping[name])):
             for text in expected.split():
-                assert letters(each, len(text)) == text.upper().replace("-", "K")
-        assert [SparsityPlan(config, LAYOUT, steps).notes() for steps in (8, 28, 50)] == 3 * [[]]
+                assert letters(config, len(text), cost) == text.upper().replace("-", "K")
+        assert [
+            SparsityPlan(config, LAYOUT, steps).notes(base=config) for steps in (8, 28, 50)
+        ] == 3 * [[]]
         eight = letters(config, 8)
-        if name != "published" and config.schedule.sparse_steps:
+        if name != "chipmunk" and may_be_sparse(config.schedule.form, 0.0):
             assert eight == "DRSRSSSS"
         elif name in ("faithful", "balanced"):
             assert eight == "DDDDDDDD"

@@ -49,7 +49,7 @@ def test_a_profile_for_50_steps_is_not_used_for_4(tmp_path, model_class, source)
         f"model_class: {model_class}\n"
         "generation: {num_inference_steps: 50, height: 480}\n"
         "tuned: {model: mine, num_inference_steps: 50, target: {min_psnr_db: 30}}\n"
-        "sparsity: {schedule: {full_steps: [0, 20]}}\n",
+        "sparsity: {schedule: {listed: {full: [0, 20]}}}\n",
     )
     profile = load_profile(path)
     target = TunedTarget(min_psnr_db=30.0)

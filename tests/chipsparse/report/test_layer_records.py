@@ -28,8 +28,8 @@ from tests.chipsparse.sparse.sessions import (
 )
 
 LAYOUT = layout_of()
-OF_ONE = {"layers": 2, "attention": 0.5, "mlp": 0.75}
-BUDGETS = {"layers": [{"layers": 0, "attention": "dense"}, OF_ONE]}
+OF_ONE = {"index": 2, "attention": 0.5, "mlp": 0.75}
+BUDGETS = {"layers": [{"index": 0, "attention": "dense"}, OF_ONE]}
 
 
 def test_every_layer_of_every_call_is_recorded():
@@ -139,7 +139,7 @@ def test_to_dict():
     assert data["versions"]["chipsparse"] == chipsparse.__version__
     assert (data["device"]["type"], data["dtype"]) == ("cpu", "float32")
     assert data["notes"] == ["something"]
-    assert data["config"]["layers"][1] == {"layers": "2", "attention": 0.5, "mlp": 0.75}
+    assert data["config"]["layers"][1] == {"index": "2", "attention": 0.5, "mlp": 0.75}
     assert chipsparse.SparsityConfig(**data["config"]) == session.config
     (plan,) = data["transformers"].values()
     assert (plan["actions"], plan["layout"]["tokens"]) == ([*ACTIONS, "sparse"], 43)
@@ -204,7 +204,7 @@ def test_what_would_be_slower_sparse_runs_dense_with_a_note_and_without_caches(m
 
 
 def test_a_strict_run_says_nothing_of_what_a_block_cache_passed_over():
-    session = session_with({"layers": [{"layers": 2, "attention": "dense"}]})
+    session = session_with({"layers": [{"index": 2, "attention": "dense"}]})
     session.report.strict = True
     generate(session, steps=2, branches=("cond",))
     session.begin(StepContext(1, 2, "cond", sessions.TOTAL), LAYOUT, sessions.CPU)

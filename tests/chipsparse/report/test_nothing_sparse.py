@@ -2,19 +2,30 @@
 
 import pytest
 
-from chipsparse import SparsityConfig
+from chipsparse import (
+    Actions,
+    Branches,
+    ByCost,
+    Listed,
+    Periodic,
+    ScheduleConfig,
+    SparsityConfig,
+    Spread,
+)
 from chipsparse.report.nothing_sparse import wants_sparse, why_nothing
 from chipsparse.sparse.plan import CACHED, SparsityPlan
 from tests.chipsparse.sparse.test_plan import LAYOUT, OFF
 
 EVERY = "the schedule computes every step in full; "
-DENSE = {"layers": "1-3", "attention": "dense", "mlp": "dense"}
-ACTIONS = ["dense", "dense", "refresh", "sparse"]
+DENSE = {"index": "0-3", "attention": "dense", "mlp": "dense"}
+ACTIONS = ("dense", "dense", "refresh", "sparse")
 
 
-def plan_of(steps, config=(), **schedule):
-    changes = {f"schedule.{k}": v for k, v in {"first_dense_layers": 0, **schedule}.items()}
-    return SparsityPlan(SparsityConfig().override(changes | dict(config)), LAYOUT, steps)
+def plan_of(steps, form=None, config=(), cost=0.0):
+    """The plan of a form of the schedule; without one it is periodic."""
+    schedule = ScheduleConfig() if form is None else ScheduleConfig(form)
+    config = SparsityConfig(schedule=schedule).override(dict(config))
+    return SparsityPlan(config, LAYOUT, steps, sparse_cost=cost)
 
 
 def too_few(steps, fewest, changes=""):
@@ -27,32 +38,46 @@ def too_few(steps, fewest, changes=""):
     ("plan", "reason"),
     [
         (plan_of(1), too_few(1, 3)),
-        (plan_of(6, warmup_steps=8), too_few(6, 11, "lower schedule.warmup_steps (now 8)")),
-        (plan_of(3, actions=ACTIONS), too_few(3, 4, "change schedule.actions")),
-        (plan_of(4, full_share=0.9), too_few(4, 5, "lower schedule.full_share (now 0.9)")),
+        (plan_of(6, Periodic(8)), too_few(6, 11, "lower schedule.periodic.warmup (now 8)")),
+        (plan_of(3, Actions(ACTIONS)), too_few(3, 4, "change schedule.actions")),
         (
-            plan_of(8, full_share=0.2, least_full=8),
-            too_few(8, 9, "lower schedule.least_full (now 8)"),
+            plan_of(3, Branches({"*": Actions(ACTIONS)})),
+            too_few(3, 4, "change schedule.branches"),
+        ),
+        (plan_of(4, Spread(0.9)), too_few(4, 5, "lower schedule.spread.full (now 0.9)")),
+        (
+            plan_of(8, Spread(0.2, at_least=8)),
+            too_few(8, 9, "lower schedule.spread.at_least (now 8)"),
         ),
         (
-            plan_of(4, full_steps=[1, 2, 3], least_full=8),
-            too_few(4, 5, "shorten schedule.full_steps (now 1, 2, 3)"),
+            plan_of(6, ByCost(Spread(0.2, 0.2), Spread(0.2, at_least=8), 0.4), cost=0.5),
+            too_few(6, 9, "lower schedule.by_cost.skipping.at_least (now 8)"),
         ),
         (
-            plan_of(3, warmup_steps=4, refresh_every=1),
-            EVERY + "lower schedule.warmup_steps (now 4) and raise schedule.refresh_every (now 1)",
-        ),
-        (plan_of(50, full_share=1.0), EVERY + "lower schedule.full_share (now 1.0)"),
-        (
-            plan_of(50, first_dense_layers=9),
-            "schedule.first_dense_layers is 9, and the model has 4 layers",
+            plan_of(9, ByCost(Spread(0.2, 0.2, at_least=9), Spread(0.2), 0.4), cost=0.4),
+            too_few(9, 3, "lower schedule.by_cost.mixed.at_least (now 9)"),
         ),
         (
-            plan_of(50, {"layers": [DENSE]}, first_dense_layers=1),
-            "what layers and schedule.first_dense_layers name leaves all 4 layers dense",
+            plan_of(4, Listed((1, 2, 3))),
+            too_few(4, 5, "shorten schedule.listed.full (now 1, 2, 3)"),
         ),
-        (plan_of(50, full_share=0.3, first_dense_layers=9), None),  # steps are skipped
-        (plan_of(None, warmup_steps=80), None),  # nobody knows the number of steps
+        (
+            plan_of(3, Periodic(4, 1)),
+            EVERY + "lower schedule.periodic.warmup (now 4) and raise "
+            "schedule.periodic.refresh_every (now 1)",
+        ),
+        (plan_of(50, Spread(1.0)), EVERY + "lower schedule.spread.full (now 1.0)"),
+        (
+            plan_of(50, config={"layers": [DENSE]}),
+            "what layers names leaves all 4 layers dense",
+        ),
+        (plan_of(50, Spread(0.3), {"layers": [DENSE]}), None),  # steps are skipped
+        (plan_of(None, Periodic(80)), None),  # nobody knows the number of steps
+        (
+            plan_of(None, Spread(0.3)),
+            "a fraction of the steps needs their number, which the pipeline does not tell: spread "
+            "makes all of them full",
+        ),
     ],
 )
 def test_the_reason_and_what_would_help(plan, reason):
@@ -62,10 +87,10 @@ def test_the_reason_and_what_would_help(plan, reason):
 @pytest.mark.parametrize("warmup", [2, 5, 9])
 @pytest.mark.parametrize("more", [{}, {"refresh_every": 2}])
 def test_the_fewest_steps_are_enough_and_one_less_is_not(warmup, more):
-    schedule = {"warmup_steps": warmup, **more}
-    sparse = [n for n in range(1, 20) if {*CACHED} & {*plan_of(n, **schedule).actions()}]
+    form = Periodic(warmup, **more)
+    sparse = [n for n in range(1, 20) if {*CACHED} & {*plan_of(n, form).actions()}]
     for steps in range(1, 20):
-        sentence = why_nothing(plan_of(steps, **schedule))
+        sentence = why_nothing(plan_of(steps, form))
         assert (sentence is None) == (steps in sparse)
         assert sentence is None or f"needs at least {sparse[0]};" in sentence
 
@@ -87,8 +112,12 @@ def test_a_transformer_that_is_called_late():
         ({"schedule.actions": ["dense", "refresh"]}, False),
         ({**OFF, "schedule.actions": ["dense", "refresh", "sparse"]}, False),
         ({**OFF, "schedule.actions": ["dense", "skip"]}, True),
-        ({**OFF, "schedule.full_share": 0.3}, True),
-        ({**OFF, "schedule.full_share": 0.3, "schedule.sparse_steps": 1.0}, False),
+        ({**OFF, "schedule.spread.full": 0.3}, True),
+        ({**OFF, "schedule.spread": {"full": 0.3, "sparse": 1.0}}, False),
+        ({**OFF, "schedule.listed": {"full": [3], "sparse": "others"}}, False),
+        ({**OFF, "schedule.listed.full": [3]}, True),
+        ({**OFF, "schedule.branches": {"*": {"spread": {"full": 0.3}}}}, True),
+        ({**OFF, "schedule.branches": {"*": {"periodic": {}}}}, False),
     ],
 )
 def test_what_a_config_wants(changes, wanted):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from chipsparse.config import Action
 from chipsparse.skip.step_log import LoggedCall, StepKind, StepLog, StepOrigin
-from chipsparse.skip.timetable import Action
 
 
 def logged(*actions, step=3, generation=1, **facts):

@@ -5,8 +5,19 @@ import math
 
 import pytest
 
-from chipsparse.config import ScheduleConfig
-from chipsparse.skip.timetable import Action, Schedule, spread
+from chipsparse.config import (
+    Action,
+    Actions,
+    Branches,
+    ByCost,
+    Listed,
+    Periodic,
+    ScheduleConfig,
+    Spread,
+)
+from chipsparse.skip.spread import spread
+from chipsparse.skip.timetable import MANY_STEPS, Run, Schedule, resolve
+from chipsparse.skip.why import may_be_sparse
 
 
 def cost(steps, full):
@@ -41,26 +52,78 @@ def test_lists_are_close_at_the_start_and_somewhat_closer_at_the_end():
     ],
 )
 def test_shares_of_the_steps(least, share, steps, count):
-    config = ScheduleConfig(full_share=share, least_full=least)
-    assert len(Schedule(config, steps).full_steps) == count
+    config = ScheduleConfig(Spread(share, at_least=least))
+    assert len(Schedule(config, Run(steps)).full_steps()) == count
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("form", "expected"),
     [
-        ({}, True),
-        ({"refresh_every": 1}, False),
-        ({"full_share": 0.3}, False),
-        ({"full_share": 0.3, "sparse_steps": 0.2}, True),
-        ({"full_share": 1.0, "sparse_steps": 0.2}, False),
-        ({"full_steps": [0, 5], "sparse_steps": [7]}, True),
-        ({"full_steps": [0, 5], "sparse_steps": 0}, False),
-        ({"actions": ["dense", "skip"]}, False),
-        ({"actions": ["dense", "refresh", "sparse"]}, True),
+        (Periodic(), True),
+        (Periodic(refresh_every=1), False),
+        (Spread(0.3), False),
+        (Spread(0.3, 0.2), True),
+        (Spread(1.0, 0.2), False),
+        (Listed((0, 5), (7,)), True),
+        (Listed((0, 5), "others"), True),
+        (Listed((0, 5)), False),
+        (Actions(("dense", "skip")), False),
+        (Actions(("dense", "refresh", "sparse")), True),
+        (Branches({"*": Spread(0.3), "uncond": Spread(0.3, 0.2)}), True),
+        (Branches({"*": Spread(0.3), "uncond": Periodic(refresh_every=1)}), False),
     ],
     ids=str,
 )
-def test_whether_a_schedule_names_sparse_steps_is_known_without_its_list(fields, expected):
-    config = ScheduleConfig(**fields)
-    assert config.names_sparse is expected
-    assert (Action.SPARSE in Schedule(config, 60).actions) is expected
+def test_whether_a_form_has_sparse_steps_is_known_without_its_list(form, expected):
+    assert may_be_sparse(form, 0.0) is expected
+    lists = resolve(form, Run(60)).by_branch.values()
+    assert any(Action.SPARSE in actions for actions in lists) is expected
+
+
+BY_COST = ByCost(Spread(0.3, 0.4), Spread(0.5), at_most=0.48)
+
+
+@pytest.mark.parametrize(
+    ("cost", "taken"),
+    [
+        (0.0, BY_COST.mixed),
+        (0.48, BY_COST.mixed),
+        (0.49, BY_COST.skipping),
+        (None, BY_COST.skipping),
+    ],
+)
+def test_the_cost_of_a_sparse_step_chooses_one_of_two_forms(cost, taken):
+    assert resolve(BY_COST, Run(20, 3, cost)) == resolve(taken, Run(20, 3, cost))
+    assert may_be_sparse(BY_COST, cost) is (taken is BY_COST.mixed)
+
+
+def test_each_branch_has_its_own_list_or_that_of_all_others():
+    forms = {"*": Spread(0.5), "uncond": Listed((2,)), "call1": Actions(("dense", "skip"))}
+    table = resolve(Branches(forms), Run(8))
+    for branch, form in forms.items():
+        assert table.actions(branch) == resolve(form, Run(8)).actions()
+    for branch, own in (("cond", "*"), ("uncond 0,1", "uncond"), ("uncondensed", "*")):
+        assert table.actions(branch) == table.actions(own)
+    assert [table.action("call1", step) for step in (0, 1, 99)] == [
+        Action.DENSE,
+        Action.SKIP,
+        Action.SKIP,
+    ]
+
+
+def test_an_unknown_number_of_steps():
+    """A fraction is of nothing then; lists, periods and actions are what they are."""
+    assert set(resolve(Spread(0.1, 0.5), Run(None)).actions()) == {Action.DENSE}
+    listed = resolve(Listed((1, 3), (2, 5)), Run(None)).actions()
+    assert listed[:7] == resolve(Listed((1, 3), (2, 5)), Run(7)).actions()
+    assert len(listed) == MANY_STEPS
+    assert resolve(Periodic(4, 3), Run(None)).actions()[-1] is not Action.DENSE  # no end is known
+
+
+def test_correction_would_lose_where_a_branch_has_too_few_steps():
+    few = ScheduleConfig(Branches({"*": Spread(0.5), "uncond": Spread(0.1)}))
+    said = "only 5 of 50 steps are computed, too few of them for a flow shift that is so large"
+    assert Schedule(few, Run(50)).why_not_corrected(6.0) == said
+    assert Schedule(few, Run(50)).why_not_corrected(3.0) is None
+    assert Schedule(few, Run(None)).why_not_corrected(6.0) is None
+    assert Schedule(ScheduleConfig(Spread(0.1, 0.2)), Run(50)).why_not_corrected(6.0) is None

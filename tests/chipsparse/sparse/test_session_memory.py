@@ -26,12 +26,12 @@ from tests.chipsparse.sparse.sessions import (
 from tests.variants import slow
 
 ROUNDED = {"memory.cache_precision": "fp8"}
-IN_FULL = {"memory.cache_precision": "full"}
+IN_FULL = {"memory.cache_precision": "model"}
 DENSE_LAYERS = {
     "layers": [
-        {"layers": 0, "attention": "dense"},
-        {"layers": 1, "attention": 0.5, "mlp": 0.75},
-        {"layers": 2, "attention": 1.0, "mlp": "dense"},
+        {"index": 0, "attention": "dense"},
+        {"index": 1, "attention": 0.5, "mlp": 0.75},
+        {"index": 2, "attention": 1.0, "mlp": "dense"},
     ],
 }
 

@@ -5,15 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Action, Listed, ScheduleConfig, SparsityConfig
 from chipsparse.profiles.profile import default_profile
-from chipsparse.skip.timetable import Action, Schedule
+from chipsparse.skip.timetable import Run, Schedule
 from chipsparse.tuning.forms import DENSITIES, FORECASTS, ActionSeconds, Candidate, Form, Forms
 from chipsparse.tuning.jump_costs import Placed, Reuse, drift
 from tests.chipsparse.tuning.trajectories import trajectory
 
-OF_LAYERS = {"attention.delta_rule": "difference", "layers": [{"layers": 3, "attention": "dense"}]}
-OF_STEPS = {"schedule.warmup_steps": 4, "schedule.first_dense_layers": 1}
+OF_LAYERS = {
+    "attention.delta_rule": "difference",
+    "layers": [{"index": "0,3", "attention": "dense"}],
+}
+OF_STEPS = {"schedule.periodic.warmup": 4}
 BASE = SparsityConfig().override(OF_LAYERS | OF_STEPS)
 SPARSE = dict.fromkeys(((density, False) for density in DENSITIES), 1.0) | {(0.1, True): 0.5}
 SECONDS = ActionSeconds(dense=2.0, refresh=3.0, sparse=SPARSE, skipped=0.1, other=10.0)
@@ -22,14 +25,12 @@ SECONDS = ActionSeconds(dense=2.0, refresh=3.0, sparse=SPARSE, skipped=0.1, othe
 def test_a_form_takes_the_place_of_the_schedule_and_keeps_the_rest():
     form = Form(reuse=Reuse(0.5, 0.25), density=0.3)
     config = form.config(BASE, (0, 1, 5), 8)
-    expected = {"full_steps": (0, 1, 5), "sparse_steps": 0.0, "forecast": 0.5}
-    expected |= {"forecast_after": 0.25, "warmup_steps": 2, "first_dense_layers": 1}
-    assert {name: getattr(config.schedule, name) for name in expected} == expected
+    assert config.schedule == ScheduleConfig(Listed((0, 1, 5)), forecast=0.5, forecast_after=0.25)
     assert config.attention.density == 0.3
     assert (config.attention.delta_rule, config.mlp.is_sparse) == ("difference", False)
     assert config.layers == BASE.layers
     again = form.config(config, (0, 2), 8)  # a tuned profile as the base of another search
-    assert again.schedule.full_steps == (0, 2)
+    assert again.schedule.form == Listed((0, 2))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_the_time_and_the_words_of_a_candidate(form, seconds, text):
 def test_a_candidate_is_best_on_the_mean_of_the_prompts():
     both = [trajectory(10), trajectory(10, seed=5)]
     form = Form()
-    full = Forms(BASE, both, SECONDS).candidate(form, 4).config.schedule.full_steps
+    full = Forms(BASE, both, SECONDS).candidate(form, 4).config.schedule.form.full
     assert full == Placed(both, form.reuse, form.growth).steps(4)
     assert full != Placed(both[:1], form.reuse, form.growth).steps(4)
 
@@ -79,9 +80,9 @@ def test_named_qualities_are_among_the_sparse_steps_that_are_tried(quality, step
     forms = Forms(BASE, [trajectory(steps)], SECONDS)
     tried = [forms.candidate(form, full) for form in forms.of_sparse_steps(Form(), full)]
     config = default_profile().of_quality(quality).sparsity
-    named = Schedule(config.schedule, steps)
-    assert named.actions.count(Action.SPARSE) == sparse
-    same = next(made for made in tried if made.schedule.actions == named.actions)
+    named = Schedule(config.schedule, Run(steps)).actions()
+    assert named.count(Action.SPARSE) == sparse
+    same = next(made for made in tried if made.schedule.actions() == named)
     assert same.config.attention.density == config.attention.density
     for name in ("forecast", "forecast_after", "correct"):
         assert getattr(same.config.schedule, name) == getattr(config.schedule, name)
@@ -98,7 +99,7 @@ def test_the_first_form_has_the_forecast_that_drifts_least():
     forms = Forms(BASE, both, SECONDS)
 
     def drifts(form):
-        full = forms.candidate(form, 5).config.schedule.full_steps
+        full = forms.candidate(form, 5).config.schedule.form.full
         return np.mean([drift(one, form.reuse, form.growth, full) for one in both])
 
     for correct in (True, False):

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Action, SparsityConfig
 from chipsparse.profiles.tuned_range import TunedTarget
-from chipsparse.skip.timetable import Action
 from chipsparse.tuning.forms import DENSITIES, ActionSeconds, Candidate, Form
 from chipsparse.tuning.search import Search, Unreachable, halve, least_budget, smallest
 from chipsparse.tuning.targets import Pair
@@ -55,15 +54,16 @@ class MadeUpLab:
     def pair(self, config, prompt, form):
         tried = Form(density=config.attention.density, sparse_mlp=config.mlp.is_sparse)
         made = Candidate(tried, config, STEPS)
-        sparse = made.schedule.actions.count(Action.SPARSE)
-        full = STEPS - made.schedule.actions.count(Action.SKIP) - sparse
+        sparse = made.schedule.actions().count(Action.SPARSE)
+        full = STEPS - made.schedule.actions().count(Action.SKIP) - sparse
         psnr = 20 + 2 * full + self.sparse_db * sparse
         if prompt == 4:
             psnr -= 3
         psnr += self.corrected_db * config.schedule.correct + self.mlp_db * config.mlp.is_sparse
         seconds = self.step_seconds().generation(made)
         self.made[config, prompt] = seconds / 20.5
-        return Pair(psnr, 1 - 10 ** (-psnr / 20), None, seconds, 20.5, tuple(made.schedule.actions))
+        actions = made.schedule.actions()
+        return Pair(psnr, 1 - 10 ** (-psnr / 20), None, seconds, 20.5, actions)
 
 
 def searched(lab, budget=30, **target):
@@ -75,7 +75,7 @@ def searched(lab, budget=30, **target):
 
 
 def full_count(tried):
-    return len(tried.candidate.config.schedule.full_steps)
+    return len(tried.candidate.config.schedule.form.full)
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ def test_the_first_screen_has_an_example_and_says_what_the_model_is(page):
         assert "A toy that was trained on simple shapes" in page.one("#model").text
         assert page.one("#steps input").get_attribute("placeholder") == steps
         assert bool(page.all("#image")) == (name == "tiny-flux")
-    hint = "published is the schedule that was published first, to compare with."
+    hint = "chipmunk is the schedule that was published first, to compare with."
     assert hint in page.one("#quality").text
     page.one("#dice").click()
     page.wait(lambda: page.value("#seed input") != "0")

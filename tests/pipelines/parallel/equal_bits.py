@@ -55,7 +55,7 @@ OTHERS = {
     "skipped, with a forecast": (
         lambda: wan_of(4),
         {**BIG, "num_inference_steps": 10},
-        {"schedule": {"full_steps": [0, 1, 4, 7], "sparse_steps": 0.0, "forecast": 0.5}},
+        {"schedule": {"listed": {"full": [0, 1, 4, 7]}, "forecast": 0.5}},
     ),
     "caches in e4m3": (lambda: wan_of(4), BIG, {"memory.cache_precision": "fp8"}),
     "attention alone": (lambda: wan_of(4), BIG, {"mlp.density": "dense"}),

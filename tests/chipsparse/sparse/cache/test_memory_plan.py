@@ -26,7 +26,7 @@ HUNYUAN = layer_of(3072, 119_056, 12_288)
 
 
 def plan_of(layout=WAN_14B, **overrides):
-    values = {"memory.cache_precision": "full", "mlp.density": 0.3}
+    values = {"memory.cache_precision": "model", "mlp.density": 0.3}
     values |= {name.replace("__", "."): value for name, value in overrides.items()}
     return SparsityPlan(SparsityConfig().override(values), layout, 50)
 
@@ -40,7 +40,7 @@ def planned(device, host, *, branches=1, layout=WAN_14B, **overrides):
 def test_needs_are_those_of_the_sparse_layers():
     layers = {(need.layer, need.part) for need in memory_plan.cache_needs(plan_of(), dtype=HALF)}
     assert layers == {(layer, part) for layer in range(40) for part in ("attention", "mlp")}
-    some = plan_of(schedule__first_dense_layers=30, mlp__density="dense")
+    some = plan_of(layers=[{"index": "0-29", "attention": "dense"}], mlp__density="dense")
     needs = memory_plan.cache_needs(some, dtype=HALF)
     assert [(need.layer, need.part) for need in needs] == [(n, "attention") for n in range(30, 40)]
     dense = {(layer, "attention") for layer in range(39)}
@@ -69,7 +69,7 @@ def test_caches_are_rounded_where_that_saves_something(device, host, offload, in
     options = {**ATTENTION, "memory__offload": offload}
     auto, rounded, full = (
         planned(device, host, **options, memory__cache_precision=precision)
-        for precision in ("auto", "fp8", "full")
+        for precision in ("auto", "fp8", "model")
     )
     assert auto == (rounded if in_fp8 else full)
     assert auto.in_fp8 == in_fp8

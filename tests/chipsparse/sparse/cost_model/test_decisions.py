@@ -103,7 +103,7 @@ def test_a_narrow_mlp_runs_dense_and_its_attention_sparse():
 def test_few_tokens_run_dense_unless_a_backend_is_forced_or_nothing_is_sparse():
     plan = plan_of(256, 24, 128, 12_288)
     assert slower(plan).keys() == EVERYTHING
-    for changes in ({"backend": "reference"}, {"schedule.full_share": 1.0}):
+    for changes in ({"backend": "reference"}, {"schedule.spread.full": 1.0}):
         assert slower(with_config(plan, changes)) == {}
 
 

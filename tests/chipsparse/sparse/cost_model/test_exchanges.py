@@ -13,7 +13,11 @@ from chipsparse.sparse.plan import Action, SparsityPlan
 # 10 blocks of 4 tokens, the last one short, and a prompt behind them.
 LAYOUT = ModelLayout((LayerKind("block", 3, 32),), 5, 8, 2, ((1, 3, 13),), text_tokens=3)
 SMALL = SparsityConfig().override(
-    {"mlp.density": 0.3, "block_size": 4, "schedule.first_dense_layers": 1},
+    {
+        "mlp.density": 0.3,
+        "block_size": 4,
+        "layers": [{"index": 0, "attention": "dense", "mlp": "dense"}],
+    },
 )
 PLAN = SparsityPlan(SMALL, LAYOUT, 4)
 BF16 = torch.bfloat16

@@ -99,7 +99,7 @@ def test_the_measured_transformer():
     layout = FLUX.planned_layout(config, latents=(1, 96, 160), text_tokens=512)
     assert layout.tokens == measured["tokens"]
     profile = find_profile(None, "FluxTransformer2DModel")
-    plan = SparsityPlan(profile.qualities["published"], layout, 20)
+    plan = SparsityPlan(profile.qualities["chipmunk"], layout, 20)
     timed = partial(layer_time, plan=plan, rates=Rates(), dtype=torch.bfloat16)
     for action in (Action.DENSE, Action.REFRESH, Action.SPARSE):
         seconds = sum(timed(layer, action).total for layer in range(layout.layers))

@@ -22,7 +22,7 @@ ROWS = 16
 TOKENS = 75
 KEEP = 23
 BUDGET = AttentionBudget(KEEP, None)
-RULES = ["difference", "means"]
+RULES = ["difference", "block_means"]
 CPU = torch.device("cpu")
 
 
@@ -55,7 +55,7 @@ def mask_of(cache):
     return unpack_mask(cache.columns, TOKENS)
 
 
-def refreshed(rule="means", *, budget=BUDGET, in_fp8=False, tensors=None, **config):
+def refreshed(rule="block_means", *, budget=BUDGET, in_fp8=False, tensors=None, **config):
     """The cache, the config and the output of a refresh after a dense step."""
     cache = AttentionCache(in_fp8=in_fp8)
     tensors = tensors or given()
@@ -288,7 +288,7 @@ class InParts:
         return torch.cat([compute(slice(0, 1)), compute(slice(1, None))], 1)
 
 
-@pytest.mark.parametrize(("rule", "in_fp8"), [("difference", False), ("means", True)])
+@pytest.mark.parametrize(("rule", "in_fp8"), [("difference", False), ("block_means", True)])
 def test_heads_in_chunks_give_what_all_of_them_give(rule, in_fp8):
     cache, config, _ = refreshed(rule, in_fp8=in_fp8)
     expected = sparse_step(cache, given(9), config=config)

@@ -1,0 +1,29 @@
+"""The config of a user: which steps are computed, how, and in which layers."""
+
+from chipsparse.config.actions import PARTS as PARTS
+from chipsparse.config.actions import Action as Action
+from chipsparse.config.actions import ActionName as ActionName
+from chipsparse.config.actions import ConfigError as ConfigError
+from chipsparse.config.actions import DenseWarning as DenseWarning
+from chipsparse.config.actions import FallbackError as FallbackError
+from chipsparse.config.actions import LayerPart as LayerPart
+from chipsparse.config.actions import Part as Part
+from chipsparse.config.actions import QualityWarning as QualityWarning
+from chipsparse.config.schedule_forms import Actions as Actions
+from chipsparse.config.schedule_forms import Branches as Branches
+from chipsparse.config.schedule_forms import ByCost as ByCost
+from chipsparse.config.schedule_forms import Form as Form
+from chipsparse.config.schedule_forms import Listed as Listed
+from chipsparse.config.schedule_forms import Periodic as Periodic
+from chipsparse.config.schedule_forms import ScheduleConfig as ScheduleConfig
+from chipsparse.config.schedule_forms import Spread as Spread
+from chipsparse.config.sparsity import AttentionConfig as AttentionConfig
+from chipsparse.config.sparsity import CachePrecision as CachePrecision
+from chipsparse.config.sparsity import CaptureMode as CaptureMode
+from chipsparse.config.sparsity import Dense as Dense
+from chipsparse.config.sparsity import LayerBudget as LayerBudget
+from chipsparse.config.sparsity import MemoryConfig as MemoryConfig
+from chipsparse.config.sparsity import MLPConfig as MLPConfig
+from chipsparse.config.sparsity import Precision as Precision
+from chipsparse.config.sparsity import SparsityConfig as SparsityConfig
+from chipsparse.config.sparsity import ranges_text as ranges_text
