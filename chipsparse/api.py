@@ -38,7 +38,7 @@ from chipsparse.profiles.profile import (
 )
 from chipsparse.report.generation import GenerationReport, PipelineFacts
 from chipsparse.report.summary import Facts, as_html, as_text, facts
-from chipsparse.skip.position import PositionTracker
+from chipsparse.skip.position import Locator
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.offload import OffloadPool
 from chipsparse.sparse.layers.column_budget import StaticColumns, static_bits
@@ -269,7 +269,7 @@ def _patch(
     """Patch a pipeline and its transformers; what was done before an error is in the handle."""
     report = handle.report
     loop = loop_of(pipe, report)
-    tracker = PositionTracker()
+    tracker = Locator()
     host = HostMemory()
     for name, transformer in transformers.items():
         family = family_of(transformer)

@@ -17,7 +17,7 @@ from chipsparse.pipelines.family_facts import FamilyFacts
 from chipsparse.pipelines.ops import forward_arguments
 from chipsparse.pipelines.parallel.split_sequence import SplitSequence
 from chipsparse.pipelines.tensor_facts import TensorFacts
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 from chipsparse.sparse.session import SparseSession
 
 Fact = TypeVar("Fact")
@@ -135,11 +135,11 @@ class CallReader:
         """Return notes for the report on a call, besides what runs dense."""
         return []
 
-    def knows(self, context: StepContext, arguments: Arguments) -> bool:
+    def knows(self, place: Place, arguments: Arguments) -> bool:
         """Return whether `layout` can tell the sizes of a call; if not, it runs as the model's."""
         return True
 
-    def observe(self, context: StepContext, arguments: Arguments) -> bool:
+    def observe(self, place: Place, arguments: Arguments) -> bool:
         """Report why a call that is not known runs as the model's.
 
         Returns:

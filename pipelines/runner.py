@@ -37,13 +37,13 @@ from chipsparse.reasons.reason import note
 from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.report.nothing_sparse import wants_sparse
 from chipsparse.skip.clean_samples import clean_bytes
-from chipsparse.skip.conditions import Conditioning
+from chipsparse.skip.conditions import Conditions
 from chipsparse.skip.correction import held_bytes
-from chipsparse.skip.position import PositionTracker, StepContext
+from chipsparse.skip.position import Locator, Place
 from chipsparse.skip.session import CallForm, Decision, SkipSession
 from chipsparse.skip.step_log import LoggedCall
 from chipsparse.skip.timetable import Run, Schedule
-from chipsparse.sparse.layers.state import StepState
+from chipsparse.sparse.layers.state import OpenCall
 from chipsparse.sparse.plan import Action, SparsityPlan
 from chipsparse.sparse.session import Reading, SparseSession
 
@@ -108,7 +108,7 @@ class Runner:
         family: Family,
         transformer: torch.nn.Module,
         session: SparseSession,
-        tracker: PositionTracker,
+        tracker: Locator,
         loop: DenoisingLoop,
         team: Team | None = None,
     ) -> None:
@@ -203,7 +203,7 @@ class Runner:
 
     def _run_at(
         self,
-        place: StepContext,
+        place: Place,
         arguments: Arguments,
         model_call: functools.partial[Any],
     ) -> Any:
@@ -221,7 +221,7 @@ class Runner:
         self.sparse.ran(state, arguments, self.generation.execution)
         return result
 
-    def _follow(self, place: StepContext, arguments: Arguments) -> None:
+    def _follow(self, place: Place, arguments: Arguments) -> None:
         """Begin a generation with its first call; notice where it goes on in another dtype."""
         latents = self.sparse.reader.latents(arguments)
         if place.generation != self.generation.number:
@@ -238,7 +238,7 @@ class Runner:
         if plan is not None and not plan.is_dense():
             self._report.add(reasons.moved(str(execution), str(before)))
 
-    def _begin(self, place: StepContext, arguments: Arguments) -> tuple[Decision, StepState]:
+    def _begin(self, place: Place, arguments: Arguments) -> tuple[Decision, OpenCall]:
         """Open a call in both sessions, on this process or with its share of it."""
         sparse = self.sparse
         sparse.refuse_split(sparse.reader.why_whole(arguments))
@@ -282,7 +282,7 @@ class Runner:
     def _end(
         self,
         decision: Decision,
-        state: StepState,
+        state: OpenCall,
         result: Any,
         *,
         is_last_branch: bool = False,
@@ -299,7 +299,7 @@ class Runner:
         )
         session.finish(over)
 
-    def _with_correction(self, place: StepContext, layout: ModelLayout) -> StepContext:
+    def _with_correction(self, place: Place, layout: ModelLayout) -> Place:
         """Return the position with whether the scheduler corrects, asked once a generation."""
         corrects = self.generation.corrects
         if corrects is None:
@@ -310,7 +310,7 @@ class Runner:
             self.generation.corrects = corrects
         return replace(place, corrects=corrects)
 
-    def _conditions(self, place: StepContext, arguments: Arguments) -> Conditioning | None:
+    def _conditions(self, place: Place, arguments: Arguments) -> Conditions | None:
         """Return what the output of a call depends on besides latents and timestep.
 
         None where other processes compute guidance branches: they would have to know of a change.
@@ -323,7 +323,7 @@ class Runner:
             "guidance_scale": self.generation.scales.switches(place.step, scales),
             "return_dict": arguments.get("return_dict", True),
         }
-        return Conditioning(arguments, others, undisturbed=self.loop.is_undisturbed)
+        return Conditions(arguments, others, undisturbed=self.loop.is_undisturbed)
 
     def _bytes_over_skipped_steps(self, plan: SparsityPlan, arguments: Arguments) -> int:
         """Return the bytes that correction and reused clean samples keep."""
@@ -369,7 +369,7 @@ class Runner:
 
     def _run_without_layout(
         self,
-        place: StepContext,
+        place: Place,
         arguments: Arguments,
         model_call: Callable[[], Any],
     ) -> Any:
@@ -385,7 +385,7 @@ class Runner:
         self._say_whose_steps(place)
         return result
 
-    def _begin_dense(self, place: StepContext, device: torch.device) -> StepRecord:
+    def _begin_dense(self, place: Place, device: torch.device) -> StepRecord:
         record = StepRecord(
             place.step,
             place.steps,
@@ -437,7 +437,7 @@ class Runner:
             return None
         return reasons.UNKNOWN_LOOP if self.loop.kind == "unknown" else reasons.OTHER_TIMESTEP
 
-    def _locate(self, arguments: Arguments) -> StepContext:
+    def _locate(self, arguments: Arguments) -> Place:
         """Return the position of a call whose step is known; see `why_unknown`."""
         loop = self.loop
         reader = self.sparse.reader
@@ -468,7 +468,7 @@ class Runner:
             loop.follow_schedulers()
         return place
 
-    def _say_whose_steps(self, place: StepContext) -> None:
+    def _say_whose_steps(self, place: Place) -> None:
         """Report what a call that names its step, and not the scheduler, leaves unknown."""
         plan = self.sparse.session.plan
         if self._is_scheduled or plan is None or not wants_sparse(plan.config):
@@ -546,7 +546,7 @@ class Runner:
         self._tracker.finish()
 
 
-def _form_of(place: StepContext, layout: ModelLayout) -> CallForm:
+def _form_of(place: Place, layout: ModelLayout) -> CallForm:
     """Return what calls have in common of which one may reuse the output of the other."""
     of_loop = place.steps, place.first, place.corrects
     return CallForm((layout.without_prompts, *of_loop), (layout, *of_loop))

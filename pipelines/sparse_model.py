@@ -34,7 +34,7 @@ from chipsparse.reasons.reason import Level
 from chipsparse.report.nothing_sparse import wants_sparse
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.graphs.model_state import ModelState
-from chipsparse.sparse.layers.state import StepState
+from chipsparse.sparse.layers.state import OpenCall
 from chipsparse.sparse.plan import Action
 from chipsparse.sparse.session import SparseSession
 
@@ -120,7 +120,7 @@ class SparseModel:
 
     def run(
         self,
-        state: StepState,
+        state: OpenCall,
         arguments: dict[str, Any],
         execution: Execution,
         model_call: functools.partial[Any],
@@ -135,7 +135,7 @@ class SparseModel:
                 lambda: self._why_not_captured(execution),
             )
 
-    def ran(self, state: StepState, arguments: dict[str, Any], execution: Execution) -> None:
+    def ran(self, state: OpenCall, arguments: dict[str, Any], execution: Execution) -> None:
         """Look at the model after a call: what computed its layers, and what it is made of."""
         self._say_what_was_unseen(state, arguments)
         if self._state is None:  # its weights are where they stay
@@ -297,7 +297,7 @@ class SparseModel:
         for reason in reasons.dense_layers("layers.dense", Level.FALLBACK, parts, layers):
             self.session.report.add(reason)
 
-    def _say_what_was_unseen(self, state: StepState, arguments: dict[str, Any]) -> None:
+    def _say_what_was_unseen(self, state: OpenCall, arguments: dict[str, Any]) -> None:
         """Report layers of a sparse call that others than ours computed, or passed over."""
         plan = state.plan
         record = state.record

@@ -141,7 +141,7 @@ class StepRecord:
     replayed: bool = False  # a captured call of its kind was replayed as a CUDA graph
     forecast: bool = False  # it was skipped, and its output continues the last two computed ones
     corrected: bool = False  # it was skipped, then put right once the next full step was known
-    restarted: bool = False  # the branch started anew since its conditioning changed
+    restarted: bool = False  # the branch started anew since its conditions changed
     generation: Index = 0  # its number; a pipeline that denoises in sections has one for each
     # Of its generation and branch; None where chipsparse only looked on.
     plan: InMemory[SparsityPlan | None] = field(default=None, repr=False)

@@ -52,7 +52,7 @@ class _Seen:
         return unwritten and torch.equal(self.tensor, before.tensor)
 
 
-class Conditioning:
+class Conditions:
     """The conditions of one call.
 
     Args:
@@ -77,7 +77,7 @@ class Conditioning:
             for place, value in _parts(whole)
         }
 
-    def change(self, before: Conditioning | None) -> str | None:
+    def change(self, before: Conditions | None) -> str | None:
         """Return the name of a condition that differs from those of the call before, or None.
 
         Takes the copies that the next call is compared with.

@@ -2,7 +2,7 @@
 
 A pipeline tells its position in up to three ways: the step index and branch of diffusers'
 ``cache_context``, the scheduler's list of timesteps, and the timestep of the call itself. The
-tracker turns them into a `StepContext` and notices when a new generation has begun.
+tracker turns them into a `Place` and notices when a new generation has begun.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class StepContext:
+class Place:
     """Position of one transformer call."""
 
     generation: int  # number of the generation since the tracker was made (from 1)
@@ -30,7 +30,7 @@ class StepContext:
         return float(self.step) if self.timestep is None else self.timestep
 
 
-class PositionTracker:
+class Locator:
     """Follows the transformer calls of one pipeline, over all its experts.
 
     Another schedule, another number of steps, or a step that does not come after the last one of
@@ -57,7 +57,7 @@ class PositionTracker:
         timestep: Callable[[], float] | None = None,
         schedule: Any = None,  # the scheduler's timesteps, whose identity marks one generation
         unnamed_branch: str = "call0",  # of a step's first call where no branch is given
-    ) -> StepContext:
+    ) -> Place:
         """Returns the position of the call about to run; `ValueError` where nothing tells it."""
         if steps is None and schedule is not None:
             steps = len(schedule)
@@ -76,7 +76,7 @@ class PositionTracker:
             self._first = step
         listed = step < len(self._values) == steps
         timestep_of_step = self._values[step] if listed else None
-        return StepContext(self._generation, step, branch, steps, timestep_of_step, self._first)
+        return Place(self._generation, step, branch, steps, timestep_of_step, self._first)
 
     def finish(self) -> None:
         """Ends the generation: the next call starts another one, whatever its position."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chipsparse.config import Action
-from chipsparse.skip.conditions import Conditioning
+from chipsparse.skip.conditions import Conditions
 from chipsparse.skip.outputs import HeldOutputs
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 from chipsparse.skip.step_log import LoggedCall, StepLog
 from chipsparse.skip.timetable import Schedule
 
@@ -33,14 +33,14 @@ class BranchProgress:
     form: CallForm
     called_at: int = -1  # the step of its last call; -1 before the first
     has_computed: bool = False  # since the generation began, or the branch was dropped
-    conditions: Conditioning | None = None  # of its last call, where they are known
+    conditions: Conditions | None = None  # of its last call, where they are known
 
 
 @dataclass(frozen=True)
 class Decision:
     """The session's answer to a call that begins."""
 
-    place: StepContext
+    place: Place
     starts: bool  # a generation begins with it: nothing from before is reused
     restarts: bool  # likewise, in the middle of the pipeline's generation
     # The condition that changed since the last call of the branch, by name: nothing of the branch
@@ -83,10 +83,10 @@ class SkipSession:
 
     def begin(
         self,
-        place: StepContext,
+        place: Place,
         form: CallForm,
         schedule: Schedule,
-        conditions: Conditioning | None,
+        conditions: Conditions | None,
     ) -> Decision:
         """Open a call and decide whether it is skipped.
 
@@ -184,7 +184,7 @@ class SkipSession:
         self._generation.outputs.drop(branch)
         self._generation.branches[branch].has_computed = False
 
-    def _continues(self, place: StepContext, form: CallForm) -> bool:
+    def _continues(self, place: Place, form: CallForm) -> bool:
         """Return whether a call belongs to the generation in progress."""
         branches = self._generation.branches
         known = branches.get(place.branch)

@@ -19,7 +19,7 @@ from chipsparse.reasons.layers import dense_layers
 from chipsparse.reasons.reason import Level, Reason, note
 from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
 from chipsparse.report.recorder import CallRecorder
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 from chipsparse.skip.session import Decision
 from chipsparse.skip.timetable import list_name
 from chipsparse.sparse.cache.host_memory import HostMemory
@@ -34,7 +34,7 @@ from chipsparse.sparse.layers.attention import AttentionLayer
 from chipsparse.sparse.layers.column_budget import ColumnBudgets, check_static_bits
 from chipsparse.sparse.layers.mlp import MLPLayer
 from chipsparse.sparse.layers.other_text import aligned
-from chipsparse.sparse.layers.state import Shared, StepState
+from chipsparse.sparse.layers.state import OpenCall, Shared
 from chipsparse.sparse.layers.token_permutation import grids_permutation, inverse_permutation
 from chipsparse.sparse.plan import CACHED, Action, SparsityPlan, recorded_after
 
@@ -75,7 +75,7 @@ class BranchState:
     plan: SparsityPlan
     recorded: Action | None = None  # see `SparsityPlan.taken`
     refreshed_at: int = -1  # step of its last refresh
-    dense: Mapping[LayerPart, str] = field(default_factory=dict)  # see `StepState`
+    dense: Mapping[LayerPart, str] = field(default_factory=dict)  # see `OpenCall`
     captures: bool = False  # likewise
 
     def action(self, step: int) -> Action:
@@ -160,7 +160,7 @@ class SparseSession:
         self.attention.clear()
         self.mlp.clear()
         self._generation = _Generation(ColumnBudgets(self._static_bits))
-        self.state: StepState | None = None  # the open call, which its layers are handed
+        self.state: OpenCall | None = None  # the open call, which its layers are handed
 
     @property
     def plan(self) -> SparsityPlan | None:
@@ -182,7 +182,7 @@ class SparseSession:
 
     # One transformer call.
 
-    def plan_for(self, place: StepContext, layout: ModelLayout) -> SparsityPlan:
+    def plan_for(self, place: Place, layout: ModelLayout) -> SparsityPlan:
         """Return the plan of a call at a position, with query blocks as in the first branch.
 
         Raises:
@@ -208,7 +208,7 @@ class SparseSession:
         # The plan of the branch's last call has computed its actions already.
         return known.plan if known is not None and known.plan == plan else plan
 
-    def begin(self, decision: Decision, plan: SparsityPlan, reading: Reading) -> StepState:
+    def begin(self, decision: Decision, plan: SparsityPlan, reading: Reading) -> OpenCall:
         """Open a transformer call and return what its layers are handed.
 
         A generation that starts late (image to video, the second expert of Wan 2.2) is right
@@ -252,7 +252,7 @@ class SparseSession:
             self._admit(place.branch, device, reading.demand(), is_first=decision.starts)
         differs = generation.caching or plan.schedule.skips_any
         replaces = self.config.attention.in_fp8 or (reading.has_faster_attention and differs)
-        self.state = StepState(
+        self.state = OpenCall(
             plan,
             place,
             record,

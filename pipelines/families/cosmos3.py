@@ -23,7 +23,7 @@ from chipsparse.pipelines.packed_rows import video_last
 from chipsparse.pipelines.token_order import TokenOrder
 from chipsparse.reasons.calls import branch_left_alone
 from chipsparse.reasons.reason import nothing_sparse
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 
 STREAMS = ("vision", "sound", "action")
 INDICES = [f"{stream}_{kind}_indexes" for stream in STREAMS for kind in ("sequence", "mse_loss")]
@@ -72,17 +72,17 @@ class Cosmos3Reader(CallReader):
         video: torch.Tensor = arguments["vision_tokens"][-1]
         return video.reshape(1, *video.shape[-4:])
 
-    def knows(self, context: StepContext, arguments: Arguments) -> bool:
+    def knows(self, place: Place, arguments: Arguments) -> bool:
         """Return whether a call makes frames, of the grids that the generation began with."""
         grids = self.grids(arguments)
-        if context.generation != self._began[0]:
-            self._began = context.generation, grids
+        if place.generation != self._began[0]:
+            self._began = place.generation, grids
         return makes_frames(arguments) and grids == self._began[1]
 
-    def observe(self, context: StepContext, arguments: Arguments) -> bool:
+    def observe(self, place: Place, arguments: Arguments) -> bool:
         """Report other grids, or that only actions are generated."""
         if makes_frames(arguments):
-            self.session.report.add(branch_left_alone(context.branch, OTHER_GRIDS))
+            self.session.report.add(branch_left_alone(place.branch, OTHER_GRIDS))
             return False
         self.session.report.add(nothing_sparse("model.actions_alone", ACTIONS_ALONE))
         return True

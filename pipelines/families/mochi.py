@@ -26,7 +26,7 @@ from chipsparse.pipelines.padded_text import leading_tokens
 from chipsparse.pipelines.processors import JointProcessor
 from chipsparse.pipelines.separate_lengths import SeparateLengths
 from chipsparse.pipelines.token_order import TokenOrder
-from chipsparse.sparse.layers.state import StepState
+from chipsparse.sparse.layers.state import OpenCall
 
 GAPS = "the prompt's mask has gaps"
 
@@ -77,7 +77,7 @@ class MochiOrder(TokenOrder):
     def _without_padding(
         self,
         attend: LayerCall,
-        state: StepState | None,
+        state: OpenCall | None,
         *states: torch.Tensor,
         **options: Any,
     ) -> torch.Tensor:

@@ -30,8 +30,8 @@ from chipsparse.pipelines.padded_text import leading_tokens
 from chipsparse.pipelines.token_grids import fitting
 from chipsparse.pipelines.token_order import TokenOrder
 from chipsparse.reasons.reason import nothing_sparse
-from chipsparse.skip.position import StepContext
-from chipsparse.sparse.layers.state import StepState
+from chipsparse.skip.position import Place
+from chipsparse.sparse.layers.state import OpenCall
 
 TEXT = "encoder_hidden_states"
 TEXT_MASK = "encoder_hidden_states_mask"
@@ -180,11 +180,11 @@ class QwenImage21Reader(CallReader):
             return None
         return "the prompts of the batch differ in length, so the shorter ones need a mask"
 
-    def knows(self, context: StepContext, arguments: Arguments) -> bool:
+    def knows(self, place: Place, arguments: Arguments) -> bool:
         """Return whether a call reads the keys of the prompt that an earlier one has kept."""
         return bool(arguments.get(CACHE_MODE) == "cached")
 
-    def observe(self, context: StepContext, arguments: Arguments) -> bool:
+    def observe(self, place: Place, arguments: Arguments) -> bool:
         """Report pipelines that keep nothing."""
         if arguments.get(CACHE_MODE) is None:
             self.session.report.add(nothing_sparse("model.no_cache", *NO_CACHE))
@@ -209,7 +209,7 @@ class QwenImage21Order(TokenOrder):
     def _after_kept_keys(
         self,
         attend: LayerCall,
-        state: StepState | None,
+        state: OpenCall | None,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,

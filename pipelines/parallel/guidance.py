@@ -15,7 +15,7 @@ import torch.distributed as dist
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from chipsparse.parallel.peers import Peers
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 
 
 class Unfilled(torch.Tensor):
@@ -95,15 +95,15 @@ class GuidanceSplit:
         self._own: torch.Tensor | None = None
         self._waiting: list[Unfilled] = []
 
-    def computes(self, context: StepContext) -> bool:
+    def computes(self, place: Place) -> bool:
         """Count a call of a step, and return whether this process computes it."""
-        step = context.generation, context.step
+        step = place.generation, place.step
         if step != self._step:
             self._begin(step)
         self._place += 1
         if self._place >= len(self.peers):
             raise ValueError(
-                f"step {context.step} has more than {len(self.peers)} guidance branches, so they "
+                f"step {place.step} has more than {len(self.peers)} guidance branches, so they "
                 "cannot be on as many processes; use Parallel(guidance=1)",
             )
         return self._place == self.peers.rank

@@ -18,7 +18,7 @@ from chipsparse.parallel.head_chunks import HeadChunks
 from chipsparse.parallel.head_exchange import HeadExchange
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence, with_largest_share
 from chipsparse.pipelines.ops import LayerCall
-from chipsparse.sparse.layers.state import StepState
+from chipsparse.sparse.layers.state import OpenCall
 
 CUT = "chipsparse_cut"
 # What a process without text passes through blocks that need some. A multiple of 16, as its video
@@ -73,7 +73,7 @@ class SplitSequence:
     def attend(
         self,
         attend: LayerCall,
-        state: StepState | None,
+        state: OpenCall | None,
         *states: torch.Tensor,
         **options: Any,
     ) -> torch.Tensor:
@@ -91,9 +91,9 @@ class SplitSequence:
             return output
         return F.pad(output.transpose(1, 2), (0, 0, 0, 0, front, back)).transpose(1, 2)
 
-    def check_same_calls(self, state: StepState, arguments: dict[str, Any], *, first: bool) -> None:
+    def check_same_calls(self, state: OpenCall, arguments: dict[str, Any], *, first: bool) -> None:
         """Raises `PeerError` where others make another call, or a first one with other inputs."""
-        context = state.context
+        context = state.place
         facts: dict[str, object] = {
             "what they compute": f"step {context.step} of {context.branch!r}, {state.action.value}",
         }

@@ -6,8 +6,9 @@ import torch
 
 import chipsparse
 from chipsparse import Branches, Listed, ScheduleConfig, Spread
-from chipsparse.skip.held_outputs import HeldOutputs
-from chipsparse.sparse.session import Session
+from chipsparse.skip.outputs import HeldOutputs, flatten
+from chipsparse.skip.session import SkipSession
+from chipsparse.sparse.session import SparseSession
 from tests.pipelines import small_sparse
 from tests.pipelines.model_state import actions
 from tests.pipelines.small_sparse import assert_close, generate
@@ -63,24 +64,27 @@ def test_a_skipped_branch_goes_on_with_its_own_outputs(share, monkeypatch):
     held = {}
     skipped = []
     hold = HeldOutputs.hold
-    output = Session.skipped_output
+    begin = SkipSession.begin
 
-    def holding(self, branch, time, tensor, *, both=False):
+    def holding(self, branch, time, result, *, both=False):
+        (tensor,), _ = flatten(result)
         held.setdefault(branch, []).append((time, tensor.clone()))
-        hold(self, branch, time, tensor, both=both)
+        hold(self, branch, time, result, both=both)
 
-    def skipping(self):
-        made = output(self)
-        skipped.append((self.state.branch, self.state.context.time, made.clone()))
-        *before, (last, new) = held[self.state.branch][-2:]
-        expected = new
-        for time, old in before:  # none where it has computed one step
-            expected = new + share * (self.state.context.time - last) / (last - time) * (new - old)
-        torch.testing.assert_close(made, expected)
-        return made
+    def beginning(self, place, *arguments):
+        decision = begin(self, place, *arguments)
+        if decision.is_skipped:
+            (made,), _ = flatten(decision.output)
+            skipped.append((place.branch, place.time, made.clone()))
+            *before, (last, new) = held[place.branch][-2:]
+            expected = new
+            for time, old in before:  # none where it has computed one step
+                expected = new + share * (place.time - last) / (last - time) * (new - old)
+            torch.testing.assert_close(made, expected)
+        return decision
 
     monkeypatch.setattr(HeldOutputs, "hold", holding)
-    monkeypatch.setattr(Session, "skipped_output", skipping)
+    monkeypatch.setattr(SkipSession, "begin", beginning)
     form = Branches({"*": Listed((1, 4, 6)), "uncond": Listed((2, 5))})
     _, handle = run(tiny_wan_pipeline(), with_form(form, forecast=share))
     assert letters_of(actions(handle, "cond")) == "DDKKDKDKK"
@@ -116,13 +120,13 @@ def test_skipped_steps_are_corrected_where_all_branches_skip_between_full_steps(
 def test_a_branch_without_sparse_steps_has_no_caches(monkeypatch):
     """With all columns and neurons, sparse steps of the other are full ones but for rounding."""
     admitted = []
-    admit = Session._admit
+    admit = SparseSession._admit
 
     def admitting(self, name, *args, **kwargs):
         admitted.append(name)
         admit(self, name, *args, **kwargs)
 
-    monkeypatch.setattr(Session, "_admit", admitting)
+    monkeypatch.setattr(SparseSession, "_admit", admitting)
     pipe = tiny_wan_pipeline()
     skips = {"uncond": Listed((3,))}
     sparse = Branches({"*": Listed((1, 4), "others"), **skips})

@@ -30,7 +30,7 @@ from chipsparse.report.generation import GenerationReport, LayerRecord, StepReco
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cache.tensors import Kept, PartCache
 from chipsparse.sparse.graphs.cuda_capture import CudaCapture, CudaCapturer
-from chipsparse.sparse.layers.state import StepState
+from chipsparse.sparse.layers.state import OpenCall
 from chipsparse.sparse.plan import Action
 
 # A pipeline whose arguments change all the time is left alone after so many captures, and a model
@@ -181,7 +181,7 @@ class StepGraphs:
     def run(
         self,
         call: partial[Any],  # of the model
-        state: StepState,  # its record gets the layers, which a replay does not run
+        state: OpenCall,  # its record gets the layers, which a replay does not run
         device: torch.device,
         # Why the model may not do the same at every sparse step, or None; asked once a generation,
         # and again after `model_changed`.
@@ -212,7 +212,7 @@ class StepGraphs:
 
     def _may_be_captured(
         self,
-        state: StepState,
+        state: OpenCall,
         device: torch.device,
         not_captured_reason: Callable[[], str | None],
     ) -> bool:

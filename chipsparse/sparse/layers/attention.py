@@ -45,7 +45,7 @@ from chipsparse.sparse.layers.full_attention import (
     fp8_choices,
 )
 from chipsparse.sparse.layers.other_text import columns_of, fits
-from chipsparse.sparse.layers.state import Shared, StepState
+from chipsparse.sparse.layers.state import OpenCall, Shared
 from chipsparse.sparse.plan import Action, SparsityPlan
 
 COLUMNS_PER_MEAN = 128
@@ -81,7 +81,7 @@ class AttentionLayer:
 
     def __call__(
         self,
-        state: StepState | None,  # of the open call; None where there is none
+        state: OpenCall | None,  # of the open call; None where there is none
         query: torch.Tensor,  # `[B, H, N, D]`, as are key, value and the result
         key: torch.Tensor,
         value: torch.Tensor,
@@ -113,7 +113,7 @@ class AttentionLayer:
 
     def _attend(
         self,
-        state: StepState,
+        state: OpenCall,
         entry: LayerRecord,
         inputs: AttentionInputs,
     ) -> torch.Tensor:
@@ -154,7 +154,7 @@ class AttentionLayer:
 
     def _in_full(
         self,
-        state: StepState,
+        state: OpenCall,
         unpatched: Unpatched,
         inputs: AttentionInputs,
         entry: LayerRecord | None = None,
@@ -173,7 +173,7 @@ class AttentionLayer:
                 return inputs.attend(in_fp8=in_fp8)[0]
         return unpatched(*inputs.tensors, inputs.scale)
 
-    def _column_source(self, state: StepState, inputs: AttentionInputs) -> ColumnSource:
+    def _column_source(self, state: OpenCall, inputs: AttentionInputs) -> ColumnSource:
         """Return where this refresh gets its columns.
 
         Where guidance branches are calls of their own, the first of a step chooses for all.
@@ -192,7 +192,7 @@ class AttentionLayer:
             shape = (*query.shape[:2], blocks, -(-columns // 8))
             return OfProcess(budget, others, shape, query.device)
         last = self._last_choice
-        if last is None or last.step != state.context.step or last.branch == state.branch:
+        if last is None or last.step != state.place.step or last.branch == state.branch:
             return ChosenHere(budget)
         is_same_plan = last.plan == state.plan
         if not is_same_plan and not fits(last.plan, state.plan, self.number):
@@ -225,13 +225,13 @@ class AttentionLayer:
 
     def _refresh(
         self,
-        state: StepState,
+        state: OpenCall,
         cache: AttentionCache,
         inputs: AttentionInputs,
         source: ColumnSource,
     ) -> torch.Tensor:
         shared = self._shared
-        step = state.context.step
+        step = state.place.step
         reads = shared.caches.reads["attention", Action.SPARSE]
         with shared.kept_in_place(state.branch, cache, reads):
             output = refresh_step(cache, inputs, config=shared.config, source=source)

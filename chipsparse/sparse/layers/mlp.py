@@ -19,7 +19,7 @@ from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, spa
 from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous
 from chipsparse.sparse.cache.tensors import MLPCache, RefreshedMLP
 from chipsparse.sparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
-from chipsparse.sparse.layers.state import Shared, StepState, split_full_attention_rows
+from chipsparse.sparse.layers.state import OpenCall, Shared, split_full_attention_rows
 from chipsparse.sparse.plan import Action
 
 Addend = Callable[[], torch.Tensor]  # computes another summand of a layer's result
@@ -39,7 +39,7 @@ class MLPLayer:
 
     def __call__(
         self,
-        state: StepState | None,
+        state: OpenCall | None,
         hidden: torch.Tensor,
         weights: MLPWeights | Fp8MLPWeights,
         *,
@@ -72,7 +72,7 @@ class MLPLayer:
                     with shared.kept_in_place(state.branch, cache, reads):
                         output = self._dense(cache, hidden, weights, addend=addend)
                     if entry.action is Action.REFRESH:
-                        cache.refreshed_at = state.context.step
+                        cache.refreshed_at = state.place.step
                 else:
                     refreshed = cache.refreshed()
                     read = weights.read(hidden.dtype, backend=shared.backend)

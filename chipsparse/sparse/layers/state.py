@@ -14,7 +14,7 @@ from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import BranchColumns
 from chipsparse.report.generation import StepRecord
 from chipsparse.report.recorder import CallRecorder
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cache.tensors import Kept, PartCache
 from chipsparse.sparse.layers.column_budget import ColumnBudgets
@@ -45,11 +45,11 @@ LayerCall = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
-class StepState:
+class OpenCall:
     """One open transformer call: its plan, position and record."""
 
     plan: SparsityPlan  # of the call's guidance branch
-    context: StepContext  # position of the call
+    place: Place  # position of the call
     record: StepRecord  # of the call, filled while it runs
     caching: bool  # layers record for later: something is sparse, and this call can take part in it
     refreshed_at: int  # step of the branch's last refresh, this one included; -1 before the first
@@ -68,7 +68,7 @@ class StepState:
     @property
     def branch(self) -> str:
         """The name of the call's guidance branch."""
-        return self.context.branch
+        return self.place.branch
 
     def layer_action(self, layer: int, part: Part, caches: CacheStore) -> Action:
         """Return a layer's action: the call's, raised where the layer's cache lacks its inputs.
@@ -107,7 +107,7 @@ class Shared:
         """The kernel backend that the config forces, or None."""
         return None if self.config.backend == "auto" else self.config.backend
 
-    def layer_action(self, state: StepState, layer: int, part: Part) -> Action:
+    def layer_action(self, state: OpenCall, layer: int, part: Part) -> Action:
         """Return a layer's action; report where it is fuller than the call's."""
         action = state.layer_action(layer, part, self.caches)
         if action is not state.action:

@@ -11,7 +11,7 @@ import chipsparse
 from chipsparse.config import PARTS
 from chipsparse.reasons.reason import note
 from chipsparse.report.generation import GenerationReport, StepTimer
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 from chipsparse.sparse.cache.placement import Placement
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.cost_model.layer_times import Rates
@@ -96,7 +96,7 @@ def test_times_are_parts_of_the_steps_time_and_reading_them_changes_nothing():
     watched = session_with(BUDGETS | HOSTED)
     watched.report.layer_times = True
     for step in range(len(ACTIONS)):
-        context = StepContext(1, step, "cond", sessions.TOTAL)
+        context = Place(1, step, "cond", sessions.TOTAL)
         expected, outputs = (step_of(session, context, LAYOUT) for session in (plain, watched))
         assert all(map(torch.equal, outputs, expected))
         watched.report.to_dict()
@@ -167,7 +167,7 @@ def first_layers(count):
 def test_a_layer_that_was_passed_over_at_the_last_refresh_is_a_fallback(passed_over_at):
     session = session_with()
     for step in range(passed_over_at + 2):
-        context = StepContext(1, step, "cond", sessions.TOTAL)
+        context = Place(1, step, "cond", sessions.TOTAL)
         if session.begin(context, LAYOUT, sessions.CPU).action is Action.SKIP:
             session.end(session.skipped_output())
             continue
@@ -207,7 +207,7 @@ def test_a_strict_run_says_nothing_of_what_a_block_cache_passed_over():
     session = session_with({"layers": [{"index": 2, "attention": "dense"}]})
     session.report.strict = True
     generate(session, steps=2, branches=("cond",))
-    session.begin(StepContext(1, 2, "cond", sessions.TOTAL), LAYOUT, sessions.CPU)
-    sessions.call(session, session.state.context, first_layers(1))
+    session.begin(Place(1, 2, "cond", sessions.TOTAL), LAYOUT, sessions.CPU)
+    sessions.call(session, session.state.place, first_layers(1))
     session.end(torch.zeros(1))
     assert len(session.report.steps[-1].layers) == 2

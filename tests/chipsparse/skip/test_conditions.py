@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chipsparse.skip.conditions import Conditioning
+from chipsparse.skip.conditions import Conditions
 
 NAME = "encoder_hidden_states"
 
@@ -11,8 +11,8 @@ NAME = "encoder_hidden_states"
 def change_after(change, *, dtype=torch.float32):
     """What is found to have changed where a call is given what ``change`` makes of a prompt."""
     prompt = torch.arange(6, dtype=dtype).view(2, 3)
-    before = Conditioning({NAME: prompt}, {})
-    return Conditioning({NAME: change(prompt)}, {}).change(before)
+    before = Conditions({NAME: prompt}, {})
+    return Conditions({NAME: change(prompt)}, {}).change(before)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,5 @@ def test_equal_values_are_no_change(change):
 
 
 def test_what_is_no_condition_is_not_looked_at():
-    before = Conditioning({"hidden_states": torch.zeros(3), "timestep": 1.0}, {})
-    assert (
-        Conditioning({"hidden_states": torch.ones(3), "timestep": 2.0}, {}).change(before) is None
-    )
+    before = Conditions({"hidden_states": torch.zeros(3), "timestep": 1.0}, {})
+    assert Conditions({"hidden_states": torch.ones(3), "timestep": 2.0}, {}).change(before) is None

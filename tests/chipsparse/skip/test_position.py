@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from chipsparse.skip.position import PositionTracker
+from chipsparse.skip.position import Locator
 
 TIMES = [900.0, 600.0, 300.0]
 LEVELS = [1.0, 0.7, 0.7, 0.3]
@@ -70,14 +70,14 @@ def twice(steps, generation=1):
     ],
 )
 def test_generations_steps_and_branches(calls, places):
-    tracker = PositionTracker()
+    tracker = Locator()
     contexts = [tracker.locate(**call) for call in calls]
     assert [(c.generation, c.step, c.branch) for c in contexts] == places
 
 
 def test_the_timestep_of_a_step_is_that_of_the_schedule():
     def times(schedule):
-        tracker = PositionTracker()
+        tracker = Locator()
         contexts = [tracker.locate(**call) for call in indexed(0, 1, 2, schedule=schedule)]
         return [(context.timestep, context.time) for context in contexts]
 
@@ -87,7 +87,7 @@ def test_the_timestep_of_a_step_is_that_of_the_schedule():
 
 
 def test_finish_starts_a_generation():
-    tracker = PositionTracker()
+    tracker = Locator()
     (first, second) = indexed(0, 1)
     before = tracker.locate(**first)
     tracker.finish()
@@ -96,7 +96,7 @@ def test_finish_starts_a_generation():
 
 def test_the_timestep_is_not_read_where_the_index_is_given():
     """Reading it would wait for the device."""
-    context = PositionTracker().locate(branch="cond", step_index=4, timestep=pytest.fail)
+    context = Locator().locate(branch="cond", step_index=4, timestep=pytest.fail)
     assert context.step == 4
     with pytest.raises(ValueError, match="cannot tell the denoising step"):
-        PositionTracker().locate(branch="cond")
+        Locator().locate(branch="cond")

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from chipsparse import SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 from chipsparse.skip.session import CallForm, SkipSession
 from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
@@ -120,7 +120,7 @@ def generate(session, *, generation=1, layout=None, branches=("cond", "uncond"),
     outputs = []
     for step in range(steps):
         for branch in branches:
-            context = StepContext(generation, step, branch, TOTAL)
+            context = Place(generation, step, branch, TOTAL)
             demand = MemoryDemand(branches=known)
             outputs += step_of(session, context, layout or layout_of(), demand)
     return outputs

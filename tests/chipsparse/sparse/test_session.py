@@ -11,8 +11,8 @@ import chipsparse.sparse.layers.attention
 from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
-from chipsparse.skip.conditions import Conditioning
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.conditions import Conditions
+from chipsparse.skip.position import Place
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.plan import Action
@@ -34,7 +34,7 @@ def run(session, *, generation=1, branches=("cond", "uncond"), turned=lambda ste
     for step in range(5):
         for branch in branches:
             # Of six steps: after the last one nothing would be left to look at.
-            session.begin(StepContext(generation, step, branch, 6), LAYOUT, CPU)
+            session.begin(Place(generation, step, branch, 6), LAYOUT, CPU)
             for layer in range(LAYOUT.layers):
                 generator = torch.Generator().manual_seed(10 * step + layer)
                 query, key, value = torch.randn(3, 1, 2, 60, 8, generator=generator)
@@ -53,7 +53,7 @@ def test_a_report_has_each_ops_backend_with_its_reasons_until_the_next_generatio
     assert backends.items() <= report.backends.items()
     passed_over = {op: list(report.passed_over[op]) for op in backends}
     assert list(passed_over.values()) == [["gluon"], ["gluon", "triton"]]
-    session.begin(StepContext(2, 0, "cond", 6), LAYOUT, CPU)
+    session.begin(Place(2, 0, "cond", 6), LAYOUT, CPU)
     assert (report.backends, report.passed_over) == ({}, {})
 
 
@@ -104,7 +104,7 @@ def test_a_refresh_need_not_wait_for_the_length_of_its_lists(density, capacity, 
 
 def one_call(session, step, branch="cond", layout=LAYOUT, *, steps=6, layers=1):
     """A call that is checked to compute full attention unless its step is sparse."""
-    context = StepContext(1, step, branch, steps)
+    context = Place(1, step, branch, steps)
     session.begin(context, layout, CPU, lambda: MemoryDemand(branches=2))
     generator = torch.Generator().manual_seed(10 * step + len(branch))
     tensors = torch.randn(3, layout.batch, 2, layout.tokens, 8, generator=generator)
@@ -160,7 +160,7 @@ def test_no_output_is_kept_after_the_last_step():
     session = Session(CONFIG.override(changes), GenerationReport())
     for step in range(3):
         for branch in ("cond", "uncond"):
-            context = StepContext(1, step, branch, 3, timestep=3.0 - step)
+            context = Place(1, step, branch, 3, timestep=3.0 - step)
             state = session.begin(context, LAYOUT, CPU)
             if step < 2 or branch == "uncond":
                 assert state.action is not Action.SKIP
@@ -177,7 +177,7 @@ def test_only_the_outputs_that_skipped_steps_read_are_kept(forecast, count):
     session = Session(CONFIG.override(changes), GenerationReport())
     shape = (3, 1013)
     for step in range(4):
-        session.begin(StepContext(1, step, "cond", 6, timestep=6.0 - step), LAYOUT, CPU)
+        session.begin(Place(1, step, "cond", 6, timestep=6.0 - step), LAYOUT, CPU)
         session.end(torch.randn(shape))
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     assert sum(tensor.shape == shape for tensor in tensors) == count
@@ -189,8 +189,8 @@ def test_no_conditions_are_kept_after_the_last_step():
     alive = []
     for step in range(5):
         prompt = torch.randn(2, 3)
-        conditions = Conditioning({"encoder_hidden_states": prompt}, {})
-        context = StepContext(1, step, "cond", 5)
+        conditions = Conditions({"encoder_hidden_states": prompt}, {})
+        context = Place(1, step, "cond", 5)
         session.begin(context, LAYOUT, CPU, conditioning=conditions)
         session.end(torch.randn(2, 3))
         kept = weakref.ref(prompt)
@@ -270,8 +270,8 @@ def test_columns_of_a_prompt_before_are_not_kept_any_more(offload):
     for step, prompt in enumerate([1.0, 1.0, 2.0]):
         for branch in ("cond", "uncond"):
             given = prompt if branch == "cond" else 1.0
-            conditions = Conditioning({"encoder_hidden_states": given}, {})
-            position = StepContext(1, step, branch, 6)
+            conditions = Conditions({"encoder_hidden_states": given}, {})
+            position = Place(1, step, branch, 6)
             session.begin(position, LAYOUT, CPU, conditioning=conditions)
             bytes_kept.append(session.cache_bytes())
             if step == 2:

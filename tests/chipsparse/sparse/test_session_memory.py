@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import chipsparse.sparse.cache.store
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 from chipsparse.sparse.cache import memory_plan
 from chipsparse.sparse.cache.memory_plan import cache_needs, working_bytes
 from chipsparse.sparse.cache.placement import SLOTS, Capacity
@@ -83,7 +83,7 @@ def test_branches_of_other_prompts_run_side_by_side(overrides):
     outputs = {name: [] for name in layouts}
     for step in range(len(sessions.ACTIONS)):
         for branch, layout in layouts.items():
-            context = StepContext(1, step, branch, TOTAL)
+            context = Place(1, step, branch, TOTAL)
             outputs[branch] += sessions.step_of(together, context, layout)
     for branch, layout in layouts.items():
         alone = session_with(overrides | tile)
@@ -222,7 +222,7 @@ def test_branches_of_other_sizes_are_rounded_alike_and_so_is_another_generation(
         plans = {}
         for step in range(len(sessions.ACTIONS)):
             for branch, layout in layouts.items():
-                context = StepContext(generation, step, branch, TOTAL)
+                context = Place(generation, step, branch, TOTAL)
                 outputs += sessions.step_of(session, context, layout, BOTH)
                 plans[branch] = session._caches._branches[branch].memory
         assert plans["cond"].in_fp8 == plans["uncond"].in_fp8
@@ -294,7 +294,7 @@ def test_branches_that_nobody_announced_stay_within_the_budgets(share, host_shar
     with_available(monkeypatch, available)
     for step in range(5):
         for branch in ("cond", "uncond", "third"):
-            sessions.step_of(session, StepContext(1, step, branch, TOTAL), layout)
+            sessions.step_of(session, Place(1, step, branch, TOTAL), layout)
             most = max(most, on_device())
             assert memory.lent_bytes <= host + 512 * 9 * 4
     kept_fractions = 4 * len([*session._caches])

@@ -14,7 +14,7 @@ from chipsparse import SparsityConfig
 from chipsparse.config import PARTS
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
-from chipsparse.skip.position import StepContext
+from chipsparse.skip.position import Place
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.tensors import MLPCache
 from chipsparse.sparse.cost_model.layer_times import Rates, captures, known_rates, part_times
@@ -95,7 +95,7 @@ class OneLayer:
         self.weights = MLPWeights(up, None, down, None, "gelu-tanh")
         self.steps = {"attention": self.attend, "mlp": self.feed_forward}
         for step in range(3):
-            context = StepContext(1, step, "cond", STEPS)
+            context = Place(1, step, "cond", STEPS)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("chipsparse.sparse.session.known_rates", lambda *_: rates)
                 self.session.begin(context, layout, device, lambda: MemoryDemand(dtype))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from chipsparse.sparse.cache.tensors import Kept
-from chipsparse.sparse.layers.state import StepState, split_full_attention_rows
+from chipsparse.sparse.layers.state import OpenCall, split_full_attention_rows
 from chipsparse.sparse.plan import Action
 from tests.chipsparse.sparse.sessions import layout_of
 
@@ -29,7 +29,7 @@ class Caches:
 def state_of(action, refreshed_at):
     record = SimpleNamespace(action=action)
     context = SimpleNamespace(branch="cond", step=9)
-    return StepState(None, context, record, True, refreshed_at, {}, None)
+    return OpenCall(None, context, record, True, refreshed_at, {}, None)
 
 
 LSE = {Kept.LSE}
