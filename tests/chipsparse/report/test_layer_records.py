@@ -15,7 +15,7 @@ from chipsparse.sparse.cache.placement import Placement
 from chipsparse.sparse.cost_model.layer_times import Rates
 from chipsparse.sparse.plan import Action
 from chipsparse.sparse.session import Session
-from tests.chipsparse import sessions
+from tests.chipsparse.sparse import sessions
 from tests.chipsparse.sparse.sessions import (
     ACTIONS,
     HOSTED,

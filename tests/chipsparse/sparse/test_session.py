@@ -16,7 +16,7 @@ from chipsparse.skip.position import StepContext
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.plan import Action
 from chipsparse.sparse.session import Session
-from tests.chipsparse import sessions
+from tests.chipsparse.sparse import sessions
 from tests.chipsparse.sparse.sessions import CPU, attend
 from tests.wrapped_backends import wrap_backends
 

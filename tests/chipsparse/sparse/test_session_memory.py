@@ -12,7 +12,7 @@ from chipsparse.sparse.cache.memory_plan import cache_needs, working_bytes
 from chipsparse.sparse.cache.placement import SLOTS, Capacity
 from chipsparse.sparse.cache.tensors import KINDS
 from chipsparse.sparse.plan import Action, SparsityPlan
-from tests.chipsparse import sessions
+from tests.chipsparse.sparse import sessions
 from tests.chipsparse.sparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
 from tests.chipsparse.sparse.sessions import (
     BOTH,

@@ -20,7 +20,7 @@ from chipsparse.sparse.cost_model.layer_times import (
 from chipsparse.sparse.plan import SparsityPlan
 from tests.variants import slow
 
-RESULTS = Path(__file__).parents[3] / "benchmarks/results"
+RESULTS = Path(__file__).parents[4] / "benchmarks/results"
 CPU = torch.device("cpu")
 H200 = Rates()
 EVERYTHING = {(layer, part) for layer in (0, 1) for part in ("attention", "mlp")}

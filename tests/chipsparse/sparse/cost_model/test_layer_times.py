@@ -47,7 +47,7 @@ def test_attention_in_8_bits(tokens, measured):
     """Of 24 heads of 128 channels; benchmarks/notes/fp8.md."""
     layout = ModelLayout((LayerKind("", 1, 1),), 24, 128, 1, ((1, 1, tokens),))
     times = []
-    for precision in ("bf16", "fp8"):
+    for precision in ("model", "fp8"):
         config = SparsityConfig().override({"attention.precision": precision})
         plan = SparsityPlan(config, layout, 10)
         found = layer_time(0, Action.DENSE, plan=plan, rates=Rates(), dtype=torch.bfloat16)
@@ -91,7 +91,7 @@ def test_columns_that_a_group_computes():
 
 
 def test_the_measured_transformer():
-    records = read(Path(__file__).parents[3] / "benchmarks/results/full_size_fp8_h200.json")
+    records = read(Path(__file__).parents[4] / "benchmarks/results/full_size_fp8_h200.json")
     wanted = "flux_1280x768", "sparse"
     (measured,) = (one for one in records if (one["case"], one["schedule"]) == wanted)
     config = {"num_layers": 19, "num_single_layers": 38}
