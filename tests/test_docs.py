@@ -15,6 +15,7 @@ import chipsparse
 from benchmarks.__main__ import parse as parse_benchmarks
 from chipsparse import SparsityConfig, load_profile
 from chipsparse.cli.main import app
+from chipsparse.config.schedule_forms import FORMS
 from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles.measured import MEASURED_FILE
 from docs.tables import PLACE, TABLES, measured, pages, renewed
@@ -104,7 +105,8 @@ def check_field(span):
     """Raise `ValueError` where a span such as ``mlp.density: 0.2`` names no such field."""
     path, colon, value = span.partition(":")
     group, _, field = path.partition(".")
-    if field not in vars(getattr(SparsityConfig(), group)):
+    known = vars(getattr(SparsityConfig(), group)).keys() | (FORMS if group == "schedule" else ())
+    if field.partition(".")[0] not in known:
         raise ValueError(f"{group} has no field {field}")
     if colon:
         SparsityConfig().override({path: yaml.safe_load(value)})

@@ -149,6 +149,6 @@ def test_two_branches_with_sparse_lists_of_their_own():
     computed = Branches({"*": Listed((1, 2, 3, 4, 5)), "uncond": Listed((2, 3, 4, 6, 7))})
     expected, _ = run(pipe, with_form(computed, config=small_sparse.EXACT))
     assert_close(found, expected)
-    text = handle.summary()
+    text = handle.report.plans["transformer"].describe()
     assert "*: 3 of 9 steps in full, as listed, 3 between them sparse" in text
     assert "uncond: 3 of 9 steps in full, as listed, 3 between them sparse" in text

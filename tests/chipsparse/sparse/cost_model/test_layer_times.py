@@ -47,7 +47,7 @@ def test_attention_in_8_bits(tokens, measured):
     """Of 24 heads of 128 channels; benchmarks/notes/fp8.md."""
     layout = ModelLayout((LayerKind("", 1, 1),), 24, 128, 1, ((1, 1, tokens),))
     times = []
-    for precision in ("bf16", "fp8"):
+    for precision in ("model", "fp8"):
         config = SparsityConfig().override({"attention.precision": precision})
         plan = SparsityPlan(config, layout, 10)
         found = layer_time(0, Action.DENSE, plan=plan, rates=Rates(), dtype=torch.bfloat16)

@@ -260,7 +260,7 @@ def test_sparse_steps_know_the_lists_and_small_ones_are_kept_until_the_next_refr
 HEAD_BYTES = 2 * 5 * TOKENS * 4  # batch, groups, columns, fp32
 
 
-@pytest.mark.parametrize("precision", ["auto", "fp8"])
+@pytest.mark.parametrize("precision", ["model", "fp8"])
 @pytest.mark.parametrize("limit", [1, 2 * HEAD_BYTES, 3 * HEAD_BYTES])
 def test_column_sums_of_a_few_heads_at_a_time(limit, precision, monkeypatch):
     budget = AttentionBudget(KEEP, torch.arange(TOKENS) % 9 == 0)
