@@ -121,7 +121,7 @@ def why_unreadable(name: str, linear: Any) -> str | None:
             break
         if linear.merged and linear.disable_adapters:
             return f"its {name} linear has a fused adapter that was disabled"
-        active = [] if linear.merged or linear.disable_adapters else _runners(linear)
+        active = [] if linear.merged or linear.disable_adapters else _adapters(linear)
         if active:
             return f"its {name} linear has an active adapter that is not fused: {active[0]}"
         if reason := why_hooked(f"{name} linear", linear):
@@ -138,7 +138,7 @@ def why_unreadable(name: str, linear: Any) -> str | None:
     return why_hooked(f"{name} linear", linear)
 
 
-def _runners(layer: Any) -> list[str]:
+def _adapters(layer: Any) -> list[str]:
     """The active adapters of a PEFT layer that this layer has weights of."""
     own = {key for name in layer.adapter_layer_names for key in getattr(layer, name, {})}
     return [name for name in layer.active_adapters if name in own]

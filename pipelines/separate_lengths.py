@@ -65,6 +65,11 @@ class SeparateLengths(CallReader):
         self._branches = 1
         self._samples = None
         distinct = list(dict.fromkeys(lengths or ()))
+        together = len(distinct) < 2 or torch.is_grad_enabled()
+        if not together and self.split is None:  # the model masks them where nothing is sparse
+            together = not (is_known(arguments) and self._may_be_sparse(arguments))
+        if together:
+            return call(args, kwargs)
         self._branches = len(distinct)
         position = {"name": "call", **position}
         samples = lengths or []
@@ -84,8 +89,6 @@ class SeparateLengths(CallReader):
         return joined(results, torch.tensor(order).argsort())
 
     def _may_be_sparse(self, arguments: Arguments) -> bool:
-        if self.split is not None:  # the model masks prompts where nothing is sparse
-            return True
         layout = self.layout(arguments)
         config = self.session.config
         if not SparsityPlan(config, layout).has_sparse_layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -68,20 +69,20 @@ def flatten(result: Any) -> tuple[HeldTensors, OutputForm]:
 
 def rebuild(form: OutputForm, tensors: HeldTensors) -> Any:
     """Return a result of a form, with these tensors in the order of `flatten`."""
-    rest = iter(tensors)
+    return _rebuild(form, iter(tensors))
 
-    def of_form(form: OutputForm) -> Any:
-        leaves = []
-        for leaf in form.leaves:
-            if leaf is TENSOR:
-                leaves.append(next(rest))
-            elif isinstance(leaf, _Dataclass):
-                leaves.append(leaf.made(**of_form(leaf.fields)))
-            else:
-                leaves.append(leaf)
-        return pytree.tree_unflatten(leaves, form.spec)
 
-    return of_form(form)
+def _rebuild(form: OutputForm, rest: Iterator[torch.Tensor]) -> Any:
+    # No inner function: one that calls itself would keep the tensors until a garbage collection.
+    leaves = []
+    for leaf in form.leaves:
+        if leaf is TENSOR:
+            leaves.append(next(rest))
+        elif isinstance(leaf, _Dataclass):
+            leaves.append(leaf.made(**_rebuild(leaf.fields, rest)))
+        else:
+            leaves.append(leaf)
+    return pytree.tree_unflatten(leaves, form.spec)
 
 
 class HeldOutput(NamedTuple):

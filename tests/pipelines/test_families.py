@@ -371,7 +371,7 @@ def test_gradients_are_left_alone(name):
         found = as_batch(model(**call)[0])
         found.sum().backward()
         assert len(handle.report.steps) == seen
-        for attention in handle._runners[-1].patch.self_attentions():
+        for attention in handle._runners[-1].sparse.patch.self_attentions():
             assert any(parameter.grad is not None for parameter in attention.parameters())
     assert torch.equal(found, expected)
 

@@ -14,7 +14,7 @@ from chipsparse import SparsityConfig
 from chipsparse.kernels.dense_attention import dense_attention, library
 from chipsparse.kernels.dispatch import Backend
 from chipsparse.pipelines.model_patch import ModelPatch
-from chipsparse.pipelines.runner import Runner
+from chipsparse.pipelines.sparse_model import SparseModel
 from tests.pipelines import test_families as families
 from tests.pipelines import test_families_gpu as on_gpu
 from tests.pipelines.small_sparse import error
@@ -23,7 +23,7 @@ from tests.pipelines.test_families import BASE, FAMILIES, SPARSE, slow_unless
 ACTIONS = ["dense", "dense", "skip", "dense", "skip", "dense"]
 SKIPS = SparsityConfig.dense().override({"schedule.actions": ACTIONS})
 PADDED = [("hunyuan video", BASE), ("hunyuan video 1.5", "padding"), ("qwen-image", "padded")]
-FASTER = "chipsparse.pipelines.runner.faster_than_the_library"
+FASTER = "chipsparse.pipelines.sparse_model.faster_than_the_library"
 IN_FP8 = {"attention.precision": "fp8"}
 
 
@@ -118,9 +118,9 @@ def test_padded_text_is_cut_and_not_masked(name, variant, monkeypatch):
 
     monkeypatch.setattr(attention_dispatch, "dispatch_attention_fn", dispatch)
     monkeypatch.setattr(
-        Runner,
-        "_has_faster_attention",
-        lambda self, _, call: self.reader.masks_text(call),
+        SparseModel,
+        "has_faster_attention",
+        lambda self, _, call, *__: self.reader.masks_text(call),
     )
     cut, report = generated(pipe, name, SKIPS, variant)
     assert report.fallbacks == []
@@ -136,7 +136,7 @@ def test_padded_text_is_cut_on_a_gpu(name, variant, monkeypatch):
         cut = on_gpu.generate(pipe, name, variant, steps=6)
     assert handle.report.fallbacks == []
     assert "dense_attention" in handle.report.backends
-    monkeypatch.setattr(Runner, "_has_faster_attention", lambda *_: False)
+    monkeypatch.setattr(SparseModel, "has_faster_attention", lambda *_: False)
     with chipsparse.enable(pipe, SKIPS) as handle:
         masked = on_gpu.generate(pipe, name, variant, steps=6)
     assert "dense_attention" not in handle.report.backends

@@ -55,7 +55,7 @@ def run(change, letters="DRSKSD", **more):
 
     config = SPARSE.override(listed(letters))
     with chipsparse.enable(tiny_pipeline(), config, strict=True) as handle:
-        pipe = handle._runners[0]._loop.pipe
+        pipe = handle._runners[0].loop.pipe
         generate(pipe, arguments_of("cogvideox 2b", BASE), callback_on_step_end=behind, **more)
     restarted = [each.step for each in handle.report.steps if each.restarted]
     return letters_of(actions(handle, handle.report.steps[0].branch)), restarted

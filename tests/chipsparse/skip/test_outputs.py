@@ -1,5 +1,7 @@
 """What skipped calls are made from, without a model."""
 
+import gc
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -149,3 +151,15 @@ def test_whole_numbers_are_given_again():
     for time, count in ((3.0, 5), (2.0, 9)):
         held.hold("cond", time, (ONES, torch.tensor(count)), both=True)
     assert held.output("cond", 1.0)[1] == 9
+
+
+def test_a_rebuilt_result_is_freed_with_its_last_use():
+    tensors, form = flatten((ONES.clone(),))
+    seen = weakref.ref(tensors[0])
+    gc.disable()
+    try:
+        rebuild(form, tensors)
+        del tensors
+        assert seen() is None
+    finally:
+        gc.enable()
