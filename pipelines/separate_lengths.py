@@ -65,6 +65,11 @@ class SeparateLengths(CallReader):
         self._branches = 1
         self._samples = None
         distinct = list(dict.fromkeys(lengths or ()))
+        is_one = len(distinct) < 2 or torch.is_grad_enabled()
+        if not is_one and self.split is None:
+            is_one = not is_known(arguments)
+        if is_one or not self._may_be_sparse(arguments):
+            return call(args, kwargs)
         self._branches = len(distinct)
         position = {"name": "call", **position}
         samples = lengths or []

@@ -284,10 +284,11 @@ def test_several_processes_that_share_tokens_refuse_a_loop_that_is_not_known(mon
     given = first_call("flux")
     team = SimpleNamespace(failed=lambda *_: None, close=lambda: None, stuck=False)
     with chipsparse.enable(pipe, SPARSE) as handle, torch.no_grad():
-        (adapter,) = handle._adapters
+        (runner,) = handle._runners
         with monkeypatch.context() as patch:
-            patch.setattr(adapter, "team", team)
-            patch.setattr(adapter, "split", object())
+            patch.setattr(runner, "team", team)
+            patch.setattr(runner.sparse, "_team", team)
+            patch.setattr(runner.sparse, "split", object())
             with pytest.raises(ValueError, match="several processes: the loop is neither the"):
                 pipe.transformer(**given)
         assert torch.equal(call(pipe, "flux"), own("flux")[0])

@@ -125,7 +125,7 @@ def test_a_prompt_without_any_token_is_left_to_the_model():
 def test_layers_by_themselves_are_refused_rather_than_left_without_a_mask():
     refused = pytest.raises(ValueError, match="are called outside of its own call")
     with chipsparse.enable(hunyuan_video.pipeline(), SPARSE) as handle, refused:
-        handle._runners[0].attention(0)
+        handle._runners[0].sparse.attention(0)
 
 
 def test_each_length_of_mochi_is_a_branch_of_its_own():
