@@ -490,7 +490,7 @@ class Steps:
             self._enabled(config, parallel) as handle,
             compiled_blocks(self._transformer) as graphs,
         ):
-            if (split := self._transformer.chipsparse_runner.split) is not None:
+            if (split := self._transformer.chipsparse_runner.sparse.split) is not None:
                 split.exchange.watch = watched
             # Compiles, tunes, picks dense kernels, takes host memory.
             _, first = self._timed(step, timed[: FIRST_SPARSE + 1])

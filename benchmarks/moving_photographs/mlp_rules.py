@@ -269,7 +269,7 @@ def simulated(rule: Rule, pipe: Any, *, first: int) -> Iterator[None]:
         first: layers before this one stay dense.
     """
     transformer = pipe.transformer
-    session = transformer.chipsparse_runner.session
+    session = transformer.chipsparse_runner.sparse.session
     kept: dict[tuple[str, int], list[Kept]] = {}
 
     def by_rule(layer: int, module: Any) -> Callable[[Tensor], Tensor]:

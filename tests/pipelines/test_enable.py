@@ -388,7 +388,7 @@ def test_inference_tensors_on_a_gpu_are_compared_only_where_the_user_runs_betwee
     """To compare them is to wait for the GPU."""
     seen = []
     look = pipe.transformer.register_forward_pre_hook(
-        lambda *_: seen.append(handle._runners[0].is_undisturbed()),
+        lambda *_: seen.append(handle._runners[0].loop.is_undisturbed),
     )
     dense = SparsityConfig.dense()
     with chipsparse.enable(pipe, dense) as handle, torch.no_grad():
