@@ -23,7 +23,7 @@ from benchmarks.models import MODELS, STEPS, without_useless_masks
 from benchmarks.records import Run, read, table, write
 from chipsparse import SparsityConfig
 from chipsparse.kernels.dispatch import Backend
-from chipsparse.pipelines import bridge
+from chipsparse.pipelines import ops
 from chipsparse.profiles.profile import QUALITIES
 from docs.tables import figures
 from tests.variants import slow_unless
@@ -226,12 +226,12 @@ def test_steps_with_sparse_mlps_are_another_config(uncompiled, tmp_path):
 def test_few_of_long_steps_are_measured():
     config = MODELS["wan14b_720p"].qualities()["fast"]
     counts = [
-        Counter(steps.of_steps(config, step_ms).schedule.actions)
+        Counter(steps.actions_listed(steps.of_steps(config, step_ms)))
         for step_ms in (steps.LONG_STEP_MS - 1, steps.LONG_STEP_MS)
     ]
     assert counts[0] == {"dense": 3, "refresh": 3, "sparse": 5, "skip": 3}
     assert counts[1] == {"dense": 1, "refresh": 1, "sparse": 5, "skip": 1}
-    assert "sparse" not in steps.of_steps(SparsityConfig.dense()).schedule.actions
+    assert "sparse" not in steps.actions_listed(steps.of_steps(SparsityConfig.dense()))
 
 
 @pytest.mark.parametrize("linears", [(), ("--fp8-linears",)])
@@ -312,7 +312,7 @@ PARTS_OF_KERNELS = {
 
 def test_parts_of_kernels():
     assert {case: step_timing.part_of(*case) for case in PARTS_OF_KERNELS} == PARTS_OF_KERNELS
-    assert set(step_timing.OPS) == bridge._library._op_defs
+    assert set(step_timing.OPS) == ops._library._op_defs
 
 
 def test_the_curve_is_measured_and_drawn(tmp_path, monkeypatch):
