@@ -160,22 +160,20 @@ class Runner:
 
     @torch.compiler.disable(recursive=False)
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run the transformer's own call, or one for each length of its prompts."""
-        reader = self.sparse.reader
-        if not isinstance(reader, SeparateLengths):
-            return self._call(forward, args, kwargs)
-        return reader.run(
-            functools.partial(self._call, forward),
-            args,
-            kwargs,
-            position=self.named_position,
-            is_known=lambda arguments: self.why_unknown(arguments) is None,
-            is_guided=lambda: self.loop.branches() is None and self._is_guided(),
-        )
+        """Run a call between `begin` and `end` of both sessions.
 
-    @torch.compiler.disable(recursive=False)
-    def _call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Run a call between `begin` and `end` of both sessions."""
+        Samples whose prompts differ in length may be calls of their own: see `SeparateLengths`.
+        """
+        reader = self.sparse.reader
+        if isinstance(reader, SeparateLengths) and not reader.is_open:
+            return reader.run(
+                functools.partial(self.call, forward),
+                args,
+                kwargs,
+                position=self.named_position,
+                is_known=lambda arguments: self.why_unknown(arguments) is None,
+                is_guided=lambda: self.loop.branches() is None and self._is_guided(),
+            )
         with self._calling():
             if vars(self.transformer).get(RUNNER) is not self:  # restored by another thread
                 return forward(*args, **kwargs)
@@ -183,7 +181,7 @@ class Runner:
                 return self._run_with_gradients(forward, args, kwargs)
             if is_compiled(self.transformer):
                 raise ValueError(compiled_as_a_whole(self._name))
-            arguments = self.sparse.reader.named(args, kwargs)
+            arguments = reader.named(args, kwargs)
             model_call = functools.partial(forward, *args, **kwargs)
             self._report.in_call = self.loop.runs
             unknown = self.why_unknown(arguments)
@@ -215,10 +213,19 @@ class Runner:
         if decision.is_skipped:
             self._end(decision, state, decision.output)
             return decision.output
-        result = self.sparse.run(state, arguments, self.generation.execution, model_call)
+        execution = self.generation.execution
+        with self.sparse.attention_of(arguments):
+            session = self.sparse.session
+            session.say_if_all_dense()
+            result = session.graphs.run(
+                model_call,
+                state,
+                execution.device,
+                lambda: self.sparse.why_not_captured(execution),
+            )
         repeated = self.sparse.reader.repeated(result)
         self._end(decision, state, repeated, is_last_branch=self._has_guidance_ended())
-        self.sparse.ran(state, arguments, self.generation.execution)
+        self.sparse.ran(state, arguments, execution)
         return result
 
     def _follow(self, place: Place, arguments: Arguments) -> None:

@@ -23,6 +23,7 @@ class SeparateLengths(CallReader):
     """Reads calls whose prompts may differ in length, and divides them."""
 
     lengths: list[int] | None = None  # of the open call's prompts, one per sample; None: not known
+    is_open = False  # a whole call is read or divided: calls within are parts of it
     _branches = 1
     _samples: tuple[int, ...] | None = None
 
@@ -59,6 +60,29 @@ class SeparateLengths(CallReader):
             is_known: tells whether the step of a call is known; others run as one.
             is_guided: tells whether the halves of the batch are guidance branches.
         """
+        self.is_open = True
+        try:
+            return self._run(
+                call,
+                args,
+                kwargs,
+                position=position,
+                is_known=is_known,
+                is_guided=is_guided,
+            )
+        finally:
+            self.is_open = False
+
+    def _run(
+        self,
+        call: Callable[[tuple[Any, ...], Mapping[str, Any]], Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        position: Mapping[str, Any],
+        is_known: Callable[[Arguments], bool],
+        is_guided: Callable[[], bool],
+    ) -> Any:
         arguments = self.named(args, kwargs)
         lengths = self.prompt_lengths(arguments)
         self.lengths = lengths

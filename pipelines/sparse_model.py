@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -118,23 +117,6 @@ class SparseModel:
             return execution
         return replace(execution, dtype=get_parameter_dtype(self.transformer.get_submodule(name)))
 
-    def run(
-        self,
-        state: OpenCall,
-        arguments: dict[str, Any],
-        execution: Execution,
-        model_call: functools.partial[Any],
-    ) -> Any:
-        """Run the model's own forward in the open call, and return what it returns."""
-        with self._dense_attention(arguments):
-            self.session.say_if_all_dense()
-            return self.session.graphs.run(
-                model_call,
-                state,
-                execution.device,
-                lambda: self._why_not_captured(execution),
-            )
-
     def ran(self, state: OpenCall, arguments: dict[str, Any], execution: Execution) -> None:
         """Look at the model after a call: what computed its layers, and what it is made of."""
         self._say_what_was_unseen(state, arguments)
@@ -155,15 +137,15 @@ class SparseModel:
                 stack.enter_context(site.released())
             yield
 
-    def _dense_attention(
+    def attention_of(
         self,
         arguments: dict[str, Any],
     ) -> contextlib.AbstractContextManager[None]:
-        """Give the attention back for a call in which none of it can run sparse, and say so.
+        """Return what a call runs within, which gives the attention back if none can run sparse.
 
-        Also where nothing is sparse at all and the model's own kernels are as fast as ours: they
-        then get q, k and v as compiled code lays them out for them, and the call costs what it does
-        without chipsparse.
+        The report says so. It is given back also where nothing is sparse at all and the model's own
+        kernels are as fast as ours: they then get q, k and v as compiled code lays them out for
+        them, and the call costs what it does without chipsparse.
         """
         cause = self.reader.dense_because(arguments)
         if self.split is not None:  # the exchange is ours, whatever the layers compute
@@ -319,7 +301,7 @@ class SparseModel:
         for reason in reasons.dense_layers("layers.unseen", Level.FALLBACK, unseen, layers):
             self.session.report.add(reason)
 
-    def _why_not_captured(self, execution: Execution) -> str | None:
+    def why_not_captured(self, execution: Execution) -> str | None:
         """Return why sparse steps of a generation may not all do the same, or None."""
         reason = self.reader.why_not_captured()
         if reason is not None:

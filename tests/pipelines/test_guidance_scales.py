@@ -28,14 +28,13 @@ from tests.schedules import letters_of, listed
 )
 def test_switches_of_one_scale(values, switches):
     scales = GuidanceScales()
-    for generation in (1, 2):
-        found = []
-        for step, value in enumerate(values):
-            owner = SimpleNamespace(_guidance_scale=value, guidance_rescale=step)
-            found.append(scales.switches(generation, step, scales_of(owner, None)))
-            # The second branch of the step has the same.
-            assert scales.switches(generation, step, {}) == found[-1]
-        assert found == switches
+    found = []
+    for step, value in enumerate(values):
+        owner = SimpleNamespace(_guidance_scale=value, guidance_rescale=step)
+        found.append(scales.switches(step, scales_of(owner, None)))
+        # The second branch of the step has the same.
+        assert scales.switches(step, {}) == found[-1]
+    assert found == switches
 
 
 def test_a_switch_of_one_scale_counts_beside_another_that_changes_at_every_step():
@@ -44,7 +43,7 @@ def test_a_switch_of_one_scale_counts_beside_another_that_changes_at_every_step(
     for step in range(4):
         pipe = SimpleNamespace(_guidance_scale=4.0 - step, _true_cfg_scale=3.0)
         guider = SimpleNamespace(guidance_scale=1.0 if step >= 2 else 5.0)
-        found.append(scales.switches(1, step, scales_of(pipe, guider)))
+        found.append(scales.switches(step, scales_of(pipe, guider)))
     assert found == [0, 0, 1, 1]
 
 
