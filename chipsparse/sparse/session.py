@@ -37,6 +37,7 @@ from chipsparse.sparse.layers.other_text import aligned
 from chipsparse.sparse.layers.state import OpenCall, Shared
 from chipsparse.sparse.layers.token_permutation import grids_permutation, inverse_permutation
 from chipsparse.sparse.plan import CACHED, Action, SparsityPlan, recorded_after
+from chipsparse.sparse.plan_notes import plan_notes
 
 AnyLayer = TypeVar("AnyLayer", AttentionLayer, MLPLayer)
 
@@ -312,7 +313,7 @@ class SparseSession:
             if skipping is not None:
                 self.report.add(note("schedule.skipping", skipping))
         if branch.recorded is None:
-            for sentence in plan.notes(base=self.report.base, on_cpu=on_cpu):
+            for sentence in plan_notes(plan, base=self.report.base, on_cpu=on_cpu):
                 self.report.add(note("schedule.plan", sentence))
 
     def _new_generation(self, plan: SparsityPlan, device: torch.device) -> _Generation:
