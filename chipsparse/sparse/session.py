@@ -17,8 +17,9 @@ from chipsparse.parallel.agreement import Agreement
 from chipsparse.reasons.calls import branch_left_alone, conditions_changed
 from chipsparse.reasons.layers import dense_layers
 from chipsparse.reasons.reason import Level, Reason, note
-from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
+from chipsparse.report.generation import GenerationReport
 from chipsparse.report.recorder import CallRecorder
+from chipsparse.report.records import StepRecord, StepTimer
 from chipsparse.skip.position import Place
 from chipsparse.skip.session import Decision
 from chipsparse.skip.timetable import list_name

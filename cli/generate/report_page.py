@@ -18,7 +18,8 @@ from chipsparse.cli.views.sections import ACTIONS, INK, SERIES, Chart, Section
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part as LayerPart
 from chipsparse.reasons.reason import NOTHING_SPARSE
-from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, mean
+from chipsparse.report.generation import GenerationReport
+from chipsparse.report.records import LayerRecord, StepRecord, mean
 
 if TYPE_CHECKING:
     from chipsparse.cli.generate.record import GenerationResult

@@ -29,7 +29,7 @@ from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.kinds import kind_of
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.parallel.head_chunks import HeadChunks
-from chipsparse.report.generation import LayerRecord
+from chipsparse.report.records import LayerRecord
 from chipsparse.sparse.cache.tensors import (
     COLUMN_SUMS_BYTES,
     AttentionCache,
