@@ -14,6 +14,7 @@ from typing import Any
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.errors import results_alone
+from chipsparse.cli.media.formats import check_file, check_readable
 from chipsparse.cli.options import (
     REQUIRED,
     Device,
@@ -22,7 +23,6 @@ from chipsparse.cli.options import (
     Positive,
     PrintOptions,
     argument,
-    check_readable,
     generation_option,
     model_option,
     output_option,
@@ -77,8 +77,6 @@ class ReportOptions(PrintOptions):
 
     def check_contents(self) -> None:
         """Raise `UserError` for an unwritable ``--output`` and for unreadable records."""
-        from chipsparse.cli.media.write import check_file
-
         check_file("--output", self.output, ".html", ".htm")
         for source in self.sources:
             check_readable("the file", source)
