@@ -27,6 +27,7 @@ from chipsparse.cli.options import (
     model_option,
     output_option,
 )
+from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.tune.options import TuneOptions
 from chipsparse.common.files import Write, clip_sources, scratch_folder
@@ -48,8 +49,6 @@ class ExplainOptions(GenerationOptions):
 
     def check(self) -> None:
         """Raise `UserError` for GPUs that ``--guidance-parallel`` cannot divide."""
-        from chipsparse.cli.ranks import shared_by
-
         shared_by(self.gpus or 1, self.guidance_parallel)
 
     def check_contents(self) -> None:

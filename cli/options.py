@@ -42,6 +42,7 @@ from chipsparse.cli.media.formats import (
     check_output,
 )
 from chipsparse.cli.prompts import read_prompts, typed_prompt
+from chipsparse.cli.ranks import this_rank
 from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.files import IMAGES, Write, beside, check_inputs_stay, clip_writes, numbered
@@ -536,8 +537,6 @@ class GenerateOptions(GenerationOptions):
 
     def check(self) -> None:
         """Raise `UserError` for options without effect, and for files of other kinds."""
-        from chipsparse.cli.ranks import this_rank  # here, so that --help waits for no progress bar
-
         if self.dense and self.compare:
             raise UserError(
                 "--dense and --compare exclude each other: --compare makes the dense video too",

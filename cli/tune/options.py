@@ -13,6 +13,7 @@ from chipsparse.cli.errors import UserError
 from chipsparse.cli.media.formats import check_file
 from chipsparse.cli.options import REQUIRED, GenerationOptions, Positive, option, output_option
 from chipsparse.cli.prompts import read_prompts
+from chipsparse.cli.ranks import this_rank
 from chipsparse.common.files import Write
 
 measuring_option = partial(option, panel="Measuring")
@@ -83,7 +84,6 @@ class TuneOptions(GenerationOptions):
     def check(self) -> None:
         """Raise `UserError` without a target, and for a budget below the least."""
         # Imported here so that --help does not wait for torch.
-        from chipsparse.cli.ranks import this_rank
         from chipsparse.tuning.search import least_budget
 
         if not any(self.target.values()):
