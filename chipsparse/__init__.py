@@ -46,7 +46,8 @@ if TYPE_CHECKING:
         find_profile,
         load_profile,
     )
-    from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
+    from chipsparse.report.generation import GenerationReport
+    from chipsparse.report.records import LayerRecord, StepRecord
     from chipsparse.sparse.cache.memory_plan import BudgetError
 
 __all__ = [
@@ -119,9 +120,9 @@ _LATER = {
     "FrameComparison": "experiments.comparison",
     "GenerationReport": "report.generation",
     "Handle": "api",
-    "LayerRecord": "report.generation",
+    "LayerRecord": "report.records",
     "PeerError": "parallel.peers",
-    "StepRecord": "report.generation",
+    "StepRecord": "report.records",
     "compare": "cli.compare.clips",
     "disable": "api",
     "enable": "api",

@@ -36,7 +36,8 @@ from chipsparse.profiles.profile import (
     find_profile,
     load_profile,
 )
-from chipsparse.report.generation import GenerationReport, PipelineFacts
+from chipsparse.report.generation import GenerationReport
+from chipsparse.report.records import PipelineFacts
 from chipsparse.report.summary import Facts, as_html, as_text, facts
 from chipsparse.skip.position import Locator
 from chipsparse.sparse.cache.host_memory import HostMemory

@@ -14,6 +14,7 @@ from typing import Any
 from chipsparse.cli.batch.options import BatchOptions
 from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.errors import results_alone
+from chipsparse.cli.media.formats import check_file, check_readable
 from chipsparse.cli.options import (
     REQUIRED,
     Device,
@@ -22,11 +23,11 @@ from chipsparse.cli.options import (
     Positive,
     PrintOptions,
     argument,
-    check_readable,
     generation_option,
     model_option,
     output_option,
 )
+from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.tune.options import TuneOptions
 from chipsparse.common.files import Write, clip_sources, scratch_folder
@@ -48,8 +49,6 @@ class ExplainOptions(GenerationOptions):
 
     def check(self) -> None:
         """Raise `UserError` for GPUs that ``--guidance-parallel`` cannot divide."""
-        from chipsparse.cli.ranks import shared_by
-
         shared_by(self.gpus or 1, self.guidance_parallel)
 
     def check_contents(self) -> None:
@@ -77,8 +76,6 @@ class ReportOptions(PrintOptions):
 
     def check_contents(self) -> None:
         """Raise `UserError` for an unwritable ``--output`` and for unreadable records."""
-        from chipsparse.cli.media.write import check_file
-
         check_file("--output", self.output, ".html", ".htm")
         for source in self.sources:
             check_readable("the file", source)

@@ -33,7 +33,16 @@ from annotated_types import Interval
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
 from chipsparse.cli.errors import UserError, plain_words, reported_errors, user_errors
+from chipsparse.cli.media.formats import (
+    CLIPS,
+    DEFAULT_FPS,
+    SUFFIXES,
+    check_file,
+    check_kind,
+    check_output,
+)
 from chipsparse.cli.prompts import read_prompts, typed_prompt
+from chipsparse.cli.ranks import this_rank
 from chipsparse.common.bounded import Seed
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.files import IMAGES, Write, beside, check_inputs_stay, clip_writes, numbered
@@ -60,7 +69,6 @@ if TYPE_CHECKING:
     from chipsparse.cli.model.lora import Lora
 
 REQUIRED: Any = dataclasses.MISSING
-DEFAULT_FPS = 16
 FROM_PROFILE = "from the profile"
 BESIDE = ("dense", "compare")  # words in the names of the files that ``--compare`` adds
 # What shows or hides something and changes no result.
@@ -168,16 +176,6 @@ Device = Annotated[str, AfterValidator(_check_device)]
 Memory = Annotated[str, AfterValidator(_check_memory)]
 ProfileFile = Annotated[Path, AfterValidator(_check_profile)]
 Quality = Annotated[str, AfterValidator(_check_quality)]
-
-
-def check_readable(name: str, path: Path) -> None:
-    """Raise `UserError` where an option's file cannot be read."""
-    if path.is_dir():
-        raise UserError(f"{name} {path} is a folder; name a file")
-    if not path.exists():
-        raise UserError(f"{name} {path} does not exist")
-    if not path.is_file():  # a pipe may never end, and cannot be read twice
-        raise UserError(f"{name} {path} is no regular file")
 
 
 def is_here(location: str) -> bool:
@@ -539,10 +537,6 @@ class GenerateOptions(GenerationOptions):
 
     def check(self) -> None:
         """Raise `UserError` for options without effect, and for files of other kinds."""
-        # Imported here so that --help does not wait for numpy and PIL.
-        from chipsparse.cli.media.write import CLIPS, SUFFIXES, check_file, check_kind, check_output
-        from chipsparse.cli.ranks import this_rank
-
         if self.dense and self.compare:
             raise UserError(
                 "--dense and --compare exclude each other: --compare makes the dense video too",
@@ -568,7 +562,7 @@ class GenerateOptions(GenerationOptions):
             if item.report is not None:
                 check_file("--report", item.report, ".json")
         self.input_image()
-        this_rank(self)
+        this_rank(self.gpus, self.guidance_parallel)
 
     def check_contents(self) -> None:
         """Raise `UserError` where the model's files cannot be read."""

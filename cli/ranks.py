@@ -1,41 +1,31 @@
-"""The processes that make one generation together: which one this is, their start, how they meet.
+"""The processes that make one generation together: which one this is, and how they meet.
 
-Either a launcher of torch.distributed started them all, or ``--gpus`` starts the others.
+Either a launcher of torch.distributed started them all, or ``--gpus`` starts the others, as
+`launching` does.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from chipsparse.cli.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError, user_errors
-from chipsparse.cli.options import SHOWING, GenerationOptions, command_words, option_name
-from chipsparse.common import stopping
-from chipsparse.common.files import scratch_folder
+from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.experiments.progress import Ranks
 from chipsparse.parallel.degrees import Parallel
+from chipsparse.reasons.calls import on_rank
 
 if TYPE_CHECKING:
     import torch
 
     from chipsparse.parallel.peers import Peers
-    from chipsparse.profiles.profile import Profile
-    from chipsparse.reasons.calls import on_rank
-from chipsparse.report.generation import GenerationReport
+    from chipsparse.report.generation import GenerationReport
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # How long the others wait for what the first process does alone, such as comparing long videos.
 FIRST_SECONDS = 3600.0
-WRITTEN = frozenset({"output", "report", "results"})  # options that may differ between processes
-ERROR = "chipsparse: error: "
 
 Value = TypeVar("Value")
 
@@ -142,57 +132,28 @@ def shared_by(processes: int, guidance: int | None) -> Parallel:
     return Parallel(ulysses=processes // guidance, guidance=guidance)
 
 
-def this_rank(options: GenerationOptions) -> Rank:
-    """Return this process's place, which may be to start the others; raise `UserError`."""
+def this_rank(gpus: int | None, guidance: int | None) -> Rank:
+    """Return this process's place, which may be to start the others; raise `UserError`.
+
+    Args:
+        gpus: the GPUs of ``--gpus``, or None.
+        guidance: the value of ``--guidance-parallel``, or None.
+    """
     rank = launched()
-    gpus = options.gpus or 1
-    guidance = options.guidance_parallel or 1
+    guidance = guidance or 1
     if rank.ranks == 1:
-        shared_by(gpus, guidance)
-        return Rank(ranks=gpus, guidance=guidance, starts=gpus > 1)
+        count = gpus or 1
+        shared_by(count, guidance)
+        return Rank(ranks=count, guidance=guidance, starts=count > 1)
     shared_by(rank.ranks, guidance)
-    if options.gpus not in (None, rank.ranks):
+    if gpus not in (None, rank.ranks):
         raise UserError(
             f"--gpus {gpus}, but torchrun started {rank.ranks} processes; leave --gpus out",
         )
     return replace(rank, guidance=guidance)
 
 
-# Start and meeting.
-
-
-def start_others(command: str, options: GenerationOptions, gpus: int) -> None:
-    """Run the command again in so many processes on this machine, by torchrun.
-
-    The first one's output is this one's; what the others say shows only where one of them fails.
-    Raises `typer.Exit` with the status of the process that failed first.
-    """
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing import api, errors
-
-    words = command_words(command, options, {})[1:]
-    words[1:1] = [option_name(name) for name in sorted(SHOWING) if getattr(options, name, False)]
-    for name in ("elastic", "elastic.agent.server.api", "run"):
-        logging.getLogger(f"torch.distributed.{name}").setLevel(logging.CRITICAL)
-    others = ",".join(f"{rank}:3" for rank in range(1, gpus))  # both of their streams
-    # The others come to their ends first, and torchrun waits for them.
-    with scratch_folder(prefix="chipsparse-ranks-") as folder, stopping.patiently():
-        launch = ["--standalone", f"--nproc-per-node={gpus}", "--monitor-interval=0.2"]
-        launch += [f"--log-dir={folder}", f"--redirects={others}", "-m", "chipsparse", *words]
-        try:
-            torchrun.run(torchrun.parse_args(launch))
-        except api.SignalException as error:  # the first process said so
-            raise typer.Exit(128 + error.sigval) from error
-        except errors.ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            if rank != 0:
-                logs = [*folder.rglob(f"{rank}/stderr.log")]
-                lines = "".join(log.read_text("utf-8", "replace") for log in logs).splitlines()
-                said = [line for line in lines if line.startswith(ERROR)]
-                why = said[-1].removeprefix(ERROR) if said else "it ended without a word"
-                print(f"{ERROR}rank {rank}: {why}", file=sys.stderr)
-            ours = failure.exitcode in (EXIT_FAILED, EXIT_USER_ERROR)
-            raise typer.Exit(failure.exitcode if ours else EXIT_FAILED) from error
+# Meeting.
 
 
 def meet(rank: Rank, device: torch.device, facts: Mapping[str, Any]) -> Rank:
@@ -219,19 +180,3 @@ def meet(rank: Rank, device: torch.device, facts: Mapping[str, Any]) -> Rank:
     with user_errors(PeerError):
         peers.check_same(facts)
     return replace(rank, peers=peers)
-
-
-def called(
-    options: GenerationOptions,
-    *profiles: Profile | None,
-    prompts: Sequence[str] = (),
-) -> dict[str, str]:
-    """Return what processes must have been called with alike, wherever they write."""
-    from chipsparse.profiles.tuned_range import digest
-
-    names = [field.name for field in dataclasses.fields(options)]
-    typed = {name: str(getattr(options, name)) for name in names if name not in SHOWING | WRITTEN}
-    digests = [digest(profile.sparsity.words()) for profile in profiles if profile]
-    computed = ", ".join(digests)
-    said = digest({"prompts": list(prompts)})
-    return {**typed, "what the profile says": computed, "what the prompts say": said}

@@ -23,7 +23,8 @@ from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.call import call_pipeline
 from chipsparse.pipelines.diffusers_hooks import transformers_of
 from chipsparse.profiles.profile import Profile
-from chipsparse.report.generation import GenerationReport, StepRecord, mean
+from chipsparse.report.generation import GenerationReport
+from chipsparse.report.records import StepRecord, mean
 from chipsparse.sparse.cost_model.layer_times import LayerTime, Rates, layer_time
 from chipsparse.sparse.cost_model.run_times import DenseParts
 from chipsparse.sparse.plan import Action, SparsityPlan

@@ -18,6 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from chipsparse.kernels.kinds import kind_of, known_of
 from chipsparse.kernels.triton_support import (
     hopper_unsupported_reason,
     not_auto_reason,
@@ -64,12 +65,6 @@ class Call(Generic[R_co]):
         return self._known
 
 
-@functools.lru_cache(maxsize=4096)
-def known_of(kind: tuple[object, ...]) -> dict[Any, Any]:
-    """Facts about a kind: like Triton's own cache, about kernels and not about a caller."""
-    return {}
-
-
 # Given the facts of a call, the reason why a backend does not take it, or None.
 Reason = Callable[..., str | None]
 
@@ -93,6 +88,7 @@ class Backend:
         return self.load()
 
 
+@functools.cache
 def imported(module: str, name: str) -> Callable[[], Callable[..., Any]]:
     """Loads the function of that name where it first runs: Triton may be missing."""
     return lambda: getattr(importlib.import_module(module), name)
@@ -110,14 +106,24 @@ def first_reason(*reasons: Reason) -> Reason:
 def gluon(module: str, function: str, *reasons: Reason, not_auto: Reason | None = None) -> Backend:
     """Return the backend of a Gluon kernel for Hopper GPUs, launched by a function of a module.
 
-    The ``reasons`` speak against tensors that are on such a GPU.
+    The ``reasons`` speak against tensors that are on such a GPU. The module's ``compile_one``
+    compiles one of its kernels, for releases of Triton that nobody has tried.
     """
 
     def not_on_hopper(tensor: torch.Tensor, *_: object) -> str | None:
-        return hopper_unsupported_reason(tensor.device)
+        return gluon_unsupported_reason(module, tensor.device)
 
     reason = first_reason(not_on_hopper, *reasons)
     return Backend("gluon", imported(module, function), reason, not_auto)
+
+
+def gluon_unsupported_reason(module: str, device: torch.device) -> str | None:
+    """Return why a module's Gluon kernels cannot run on a device, or None."""
+    if (reason := hopper_unsupported_reason(device)) is not None:
+        return reason
+    from chipsparse.kernels import gluon_compat  # here, because Triton may be missing
+
+    return gluon_compat.not_compiled_reason(device, imported(module, "compile_one"))
 
 
 def triton_or_reference(
@@ -218,20 +224,3 @@ class Operation(Generic[P, R]):
             rejected.append((candidate.name, reason))
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise ValueError(f"{self.__name__}: no backend can run here ({reasons})")
-
-
-def kind_of(*values: Any) -> tuple[object, ...]:
-    """All that decides about backends: of tensors, what is the same whatever their values are."""
-    kind: list[object] = []
-    for value in values:
-        if value is None:
-            kind.append(None)
-        elif isinstance(value, torch.Tensor):
-            kind += (value.shape, value.stride(), value.dtype, value.device, value.data_ptr() % 16)
-        elif isinstance(value, (tuple, list)):
-            kind.append(kind_of(*value))
-        elif hasattr(value, "__dataclass_fields__"):  # a record of tensors
-            kind.append(kind_of(*vars(value).values()))
-        else:
-            kind.append(value)
-    return tuple(kind)

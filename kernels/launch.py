@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from chipsparse.kernels.dispatch import known_of
+from chipsparse.kernels.kinds import known_of
 
 _compiled: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("compiled", default=None)
 

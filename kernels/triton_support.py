@@ -111,7 +111,7 @@ def converts_fp8(device: torch.device) -> bool:
 
 
 def hopper_unsupported_reason(device: torch.device) -> str | None:
-    """Return why Gluon kernels cannot run on a device with the installed Triton, or None."""
+    """Return why no Gluon kernel can run on a device with the installed Triton, or None."""
     if device.type != "cuda":
         return NOT_ON_CPU
     if torch.version.hip is not None or compute_capability(device)[0] != 9:
@@ -120,7 +120,7 @@ def hopper_unsupported_reason(device: torch.device) -> str | None:
         return NO_TRITON
     from chipsparse.kernels import gluon_compat  # here, because Triton may be missing
 
-    return gluon_compat.unsupported_reason(device)
+    return gluon_compat.missing_reason()
 
 
 def mlp_unsupported_reason(

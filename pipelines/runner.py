@@ -34,8 +34,8 @@ from chipsparse.pipelines.whole_model import check_whole
 from chipsparse.reasons import calls as reasons
 from chipsparse.reasons.layers import everything_dense
 from chipsparse.reasons.reason import note
-from chipsparse.report.generation import StepRecord, StepTimer
 from chipsparse.report.nothing_sparse import wants_sparse
+from chipsparse.report.records import StepRecord, StepTimer
 from chipsparse.skip.clean_samples import clean_bytes
 from chipsparse.skip.conditions import Conditions
 from chipsparse.skip.correction import held_bytes

@@ -55,6 +55,12 @@ def sources():
             yield file, name.removesuffix(".__init__")
 
 
+@cache
+def modules():
+    """The import names of all source files."""
+    return frozenset(name for _, name in sources())
+
+
 def room_of(module):
     """The room of a module; that of `chipsparse` holds no other."""
     name = module
@@ -84,7 +90,7 @@ def read_imports(tree, file, module):
             for alias in node.names:
                 # `from chipsparse import api` imports a module, `from chipsparse import enable` not
                 inner = f"{base}.{alias.name}"
-                yield inner if inner in FLOOR else base, node.lineno
+                yield inner if inner in FLOOR or inner in modules() else base, node.lineno
 
 
 def violations(file, module):
@@ -139,6 +145,66 @@ def test_the_rule_wants_links_and_lets_the_rest_pass(tmp_path):
         "import torch\nfrom chipsparse.api import enable\nimport chipsparse.sparse.plan\n",
     )
     assert list(violations(file, "chipsparse.experiments.quality")) == []
+
+
+def circles(edges):
+    """Each set of files that import one another, by Tarjan's strongly connected components."""
+    order = {}
+    lowest = {}
+    path = []
+    found = []
+
+    def visit(module):
+        order[module] = len(order)
+        lowest[module] = order[module]
+        path.append(module)
+        for imported in edges[module]:
+            if imported not in order:
+                visit(imported)
+            if imported in path:
+                lowest[module] = min(lowest[module], lowest[imported])
+        if lowest[module] == order[module]:
+            start = path.index(module)
+            if len(path) > start + 1:
+                found.append(sorted(path[start:]))
+            del path[start:]
+
+    for module in edges:
+        if module not in order:
+            visit(module)
+    return found
+
+
+def edges_of(files):
+    """The files that each of these imports, those of functions and `TYPE_CHECKING` too."""
+    names = {name for _, name in files}
+    return {
+        name: sorted({imported for imported, _ in imports(file, name)} & names - {name})
+        for file, name in files
+    }
+
+
+def test_no_circle_between_files():
+    edges = edges_of([*sources()])
+    assert circles(edges) == []
+    assert sum(map(len, edges.values())) > 1000  # the edges are found at all
+
+
+def test_the_rule_finds_a_circle(tmp_path):
+    sources = {
+        "a": "def f():\n    from chipsparse.b import x",
+        "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import chipsparse.c",
+        "c": "from .a import f",
+        "d": "import chipsparse.a\nimport chipsparse.e",
+        "e": "import torch",
+    }
+    files = []
+    for name, source in sources.items():
+        file = tmp_path / f"{name}.py"
+        file.write_text(source)
+        files.append((file, f"chipsparse.{name}"))
+    assert circles(edges_of(files)) == [["chipsparse.a", "chipsparse.b", "chipsparse.c"]]
+    assert circles(edges_of(files[1:])) == []
 
 
 @pytest.mark.parametrize("folder", [*FOLDERS, "assets"])

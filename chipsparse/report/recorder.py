@@ -12,13 +12,8 @@ from chipsparse.common.machine import device_name
 from chipsparse.config import PARTS, LayerPart, Part
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.reasons import layers as layer_reasons
-from chipsparse.report.generation import (
-    Device,
-    GenerationReport,
-    LayerRecord,
-    StepRecord,
-    StepTimer,
-)
+from chipsparse.report.generation import GenerationReport
+from chipsparse.report.records import Device, LayerRecord, StepRecord, StepTimer
 from chipsparse.sparse.plan import Action, SparsityPlan
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from html import escape
 
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.report.generation import GenerationReport, mean
+from chipsparse.report.records import GenerationRecord, mean
 from chipsparse.sparse.plan import Action
 
 Facts = list[tuple[str, str]]
 
 
-def facts(report: GenerationReport) -> Facts:
+def facts(report: GenerationRecord) -> Facts:
     """Return the facts of a report, most important first, each with its label."""
     pipeline = report.pipeline
     rows = Facts()
@@ -51,7 +51,7 @@ def facts(report: GenerationReport) -> Facts:
     return rows
 
 
-def _steps(report: GenerationReport) -> str:
+def _steps(report: GenerationRecord) -> str:
     counts = report.actions()
     if not counts:
         return "none yet"
@@ -84,7 +84,7 @@ def as_html(facts: Facts) -> str:
     return f"<table><tbody>{rows}</tbody></table>"
 
 
-def estimated_speedup(report: GenerationReport) -> float | None:
+def estimated_speedup(report: GenerationRecord) -> float | None:
     """Return how much faster its calls were than if all had been computed in full.
 
     An estimate from these calls alone: it takes a section's fastest call in full for every call of

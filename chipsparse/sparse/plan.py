@@ -13,20 +13,15 @@ from chipsparse.config import (
     ConfigError,
     Dense,
     LayerPart,
-    Listed,
     Part,
     SparsityConfig,
-    Spread,
 )
 from chipsparse.config import Action as Action
 from chipsparse.config.schedule_forms import EVERY_BRANCH
 from chipsparse.layout import ModelLayout
 from chipsparse.skip.timetable import Run, Schedule, form_of
-from chipsparse.skip.why import all_others_sparse, forecast_text, notes, schedule_text
-from chipsparse.without_effect import without_effect
+from chipsparse.skip.why import forecast_text, schedule_text
 
-# Measured, rounding included: as fast with 4,352 tokens, 1.1 times with 6,144, 1.2 with 8,192.
-FP8_PAYS_TOKENS = 5_000
 CACHED = (Action.SPARSE, Action.SKIP)  # they read what others recorded
 
 
@@ -159,37 +154,6 @@ class SparsityPlan:
             actions.append(self.taken(step, recorded))
             recorded = recorded_after(actions[-1], recorded)
         return actions
-
-    def notes(self, *, base: SparsityConfig | None = None, on_cpu: bool = False) -> list[str]:
-        """Return a sentence for whatever of the config is worth knowing.
-
-        Args:
-            base: the config where nobody asked for anything, which has no effect unnoted; None: the
-                defaults.
-            on_cpu: the device is a CPU.
-        """
-        found = [*without_effect(self, base=base, on_cpu=on_cpu), *notes(self.schedule)]
-        found += self._raised_notes()
-        if self.config.attention.in_fp8 and self.layout.tokens < FP8_PAYS_TOKENS:
-            found.append(
-                f"attention.precision: with {self.layout.tokens:,} tokens attention is slower in 8 "
-                f"bits than in 16 (on an H200 they pay from about {FP8_PAYS_TOKENS:,} on)",
-            )
-        return found
-
-    def _raised_notes(self) -> list[str]:
-        """Return a sentence for each sparse step that has no refresh to read."""
-        form = form_of(self.config.schedule.form, self.branch, self.sparse_cost)
-        if self.steps is None or not isinstance(form, (Spread, Listed)):
-            return []
-        if all_others_sparse(form, self.steps - self.first):  # nobody chose that step
-            return []
-        return [
-            f"step {step} is computed in full: it was to be sparse, and the only full step "
-            "before it is the first one, which cannot be a refresh"
-            for step, action in enumerate(self.actions())
-            if action is not Action.SPARSE and self.step_action(step) is Action.SPARSE
-        ]
 
     def attention_keep_count(self, layer: int) -> int:
         """Return the number of columns that a query block keeps by score and by static rules."""

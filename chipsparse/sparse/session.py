@@ -17,8 +17,9 @@ from chipsparse.parallel.agreement import Agreement
 from chipsparse.reasons.calls import branch_left_alone, conditions_changed
 from chipsparse.reasons.layers import dense_layers
 from chipsparse.reasons.reason import Level, Reason, note
-from chipsparse.report.generation import GenerationReport, StepRecord, StepTimer
+from chipsparse.report.generation import GenerationReport
 from chipsparse.report.recorder import CallRecorder
+from chipsparse.report.records import StepRecord, StepTimer
 from chipsparse.skip.position import Place
 from chipsparse.skip.session import Decision
 from chipsparse.skip.timetable import list_name
@@ -37,6 +38,7 @@ from chipsparse.sparse.layers.other_text import aligned
 from chipsparse.sparse.layers.state import OpenCall, Shared
 from chipsparse.sparse.layers.token_permutation import grids_permutation, inverse_permutation
 from chipsparse.sparse.plan import CACHED, Action, SparsityPlan, recorded_after
+from chipsparse.sparse.plan_notes import plan_notes
 
 AnyLayer = TypeVar("AnyLayer", AttentionLayer, MLPLayer)
 
@@ -312,7 +314,7 @@ class SparseSession:
             if skipping is not None:
                 self.report.add(note("schedule.skipping", skipping))
         if branch.recorded is None:
-            for sentence in plan.notes(base=self.report.base, on_cpu=on_cpu):
+            for sentence in plan_notes(plan, base=self.report.base, on_cpu=on_cpu):
                 self.report.add(note("schedule.plan", sentence))
 
     def _new_generation(self, plan: SparsityPlan, device: torch.device) -> _Generation:

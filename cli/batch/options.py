@@ -14,6 +14,7 @@ from annotated_types import Interval
 from chipsparse.cli.batch.prompt_file import Line, check_lines, read_lines
 from chipsparse.cli.errors import UserError, check_installed
 from chipsparse.cli.generate.repeat import MANIFEST
+from chipsparse.cli.media.formats import check_writable
 from chipsparse.cli.options import (
     REQUIRED,
     GenerateOptions,
@@ -26,6 +27,7 @@ from chipsparse.cli.options import (
     read_value,
     seeds_from,
 )
+from chipsparse.cli.ranks import check_alone
 from chipsparse.cli.views.names import bundled_name
 from chipsparse.common.files import IMAGES, Write
 from chipsparse.pipelines.model_files import read_folder
@@ -145,10 +147,6 @@ class BatchOptions(GenerateOptions):
 
     def check(self) -> None:
         """Raise `UserError` for drafts, GPUs or a folder that do not suit the other options."""
-        # Imported here so that --help does not wait for torch.
-        from chipsparse.cli.media.write import check_writable
-        from chipsparse.cli.ranks import check_alone
-
         check_alone("a process of batch")
         self._check_drafts()
         if self.on_ray:

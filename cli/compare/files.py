@@ -11,6 +11,7 @@ from chipsparse.cli.compare.options import CompareOptions
 from chipsparse.cli.compare.record import FilesComparison, ShownClip
 from chipsparse.cli.errors import EXIT_FAILED, UserError, results_alone, say, user_errors
 from chipsparse.cli.media import write as media
+from chipsparse.cli.media.formats import check_output
 from chipsparse.cli.media.panels import Panel, difference_rows, stack_panels
 from chipsparse.cli.media.read import Clip, output_fps, read_clip
 from chipsparse.cli.progress import ProgressDisplay
@@ -95,6 +96,6 @@ def _check(a: Clip, b: Clip, options: CompareOptions, fps: float | None) -> None
     with user_errors(ValueError):
         check_fit(a.frames, b.frames, names=(str(a.path), str(b.path)))
     if options.output is not None:
-        media.check_output(options.output, fps=fps)
+        check_output(options.output, fps=fps)
         single = len(a.frames) == 1
         check_inputs_stay(options.writes(single=single), options.reads())

@@ -19,10 +19,12 @@ from chipsparse.cli.compare.options import CLIPS, MEASURED, PAGE, TO_SEND, Compa
 from chipsparse.cli.compare.record import Comparison
 from chipsparse.cli.compare.ways import METRIC_OF, OURS, Row, differences, usual_bounds
 from chipsparse.cli.errors import UserError, described, exit_code, user_errors
+from chipsparse.cli.launching import called, start_others
 from chipsparse.cli.media import write as media
+from chipsparse.cli.media.formats import check_kind, check_output
 from chipsparse.cli.media.panels import Panel
 from chipsparse.cli.prompts import read_prompts, shapes
-from chipsparse.cli.ranks import Rank, called, check_alone, meet, start_others, this_rank
+from chipsparse.cli.ranks import Rank, check_alone, meet, this_rank
 from chipsparse.cli.request import Request, choose_profile, resolve, working
 from chipsparse.cli.settings import OPTION_OF
 from chipsparse.cli.views.names import bundled_name, name_of, without_folders
@@ -57,7 +59,7 @@ def compare_configs(options: CompareOptions) -> None:
 
     Keeps the finished prompts where the user interrupts after two: that many give intervals.
     """
-    rank = this_rank(options)
+    rank = this_rank(options.gpus, options.guidance_parallel)
     code = 0
     alone = "configs are compared on prompts alone"
     with working(options, rank) as (place, display), ExitStack() as stack:
@@ -78,7 +80,7 @@ def compare_configs(options: CompareOptions) -> None:
                 f"{LEAST_VALUES}, one a line",
             )
         if options.output is not None:
-            media.check_kind(options.output, video=video)
+            check_kind(options.output, video=video)
             single = first.settings.num_frames in (None, 1)
             check_inputs_stay(options.writes(single=single), options.reads())
         if rank.starts:
@@ -173,7 +175,7 @@ def run_suite(options: CompareOptions) -> None:
         video = model.accepts("num_frames")
         suffix = ".mp4" if video else ".png"
         existing = folder if folder.is_dir() else folder.parent
-        media.check_output(existing / f"suite{suffix}", fps=options.fps)
+        check_output(existing / f"suite{suffix}", fps=options.fps)
         # The bundled models were trained on scenes of their own.
         is_bundled = bundled_name(model.location) is not None
         bundled = shapes(video=video) if is_bundled else "suite.txt"

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.media.formats import DEFAULT_FPS, check_output
 from chipsparse.cli.options import (
-    DEFAULT_FPS,
     Fps,
     GenerationOptions,
     Model,
@@ -200,7 +200,6 @@ class CompareOptions(GenerationOptions):
             raise UserError(f"--output {self.folder} is a file; a suite fills a folder")
 
     def _check_configs(self) -> None:
-        from chipsparse.cli.media.write import check_output
         from chipsparse.experiments.statistics import LEAST_VALUES
 
         if self.count is not None and self.count < LEAST_VALUES:

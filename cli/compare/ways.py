@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from chipsparse.cli.views.sections import FIRST, SECOND, SERIES, THIRD, Chart, Record, String, Table
+from chipsparse.cli.views.colours import FIRST, SECOND, SERIES, THIRD
+from chipsparse.cli.views.sections import Chart, Record, String, Table
 from chipsparse.cli.views.units import counted, decibels, seconds_text, times
 from chipsparse.common.bounded import Number
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.statistics import LEVEL, Estimate, Statistic, draws, interval
 
 if TYPE_CHECKING:
-    from chipsparse.cli.views.charts import Canvas
+    from chipsparse.cli.views.canvas import Canvas
 
 # Names of methods.
 OURS = "chipsparse"

@@ -40,6 +40,7 @@ from chipsparse.sparse.cost_model import layer_times
 from chipsparse.sparse.cost_model.exchanges import Sharing
 from chipsparse.sparse.cost_model.run_times import RunEstimate, estimate_run
 from chipsparse.sparse.plan import Action
+from chipsparse.sparse.plan_notes import plan_notes
 
 # In the names of pipelines that always see reference images.
 SEEING_IMAGES = ("Kontext", "ImageEdit", "ImageLayered")
@@ -417,7 +418,7 @@ def _notes(request: Request, forecast: Forecast, weights: Mapping[str, int | Non
     notes = [
         *request.warnings,
         forecast.planned.skipping,
-        *unlimited.notes(base=profile.base, on_cpu=request.device.type == "cpu"),
+        *plan_notes(unlimited, base=profile.base, on_cpu=request.device.type == "cpu"),
         forecast.why_untimed,
         *(remark for remark, holds in remarks.items() if holds),
     ]

@@ -19,12 +19,15 @@ import typer
 
 from chipsparse.cli.errors import EXIT_FAILED, described, reported_errors, user_errors
 from chipsparse.cli.generate import record
+from chipsparse.cli.generate.metadata import generation_metadata
+from chipsparse.cli.launching import called, start_others
 from chipsparse.cli.media import write as media
+from chipsparse.cli.media.formats import check_kind
 from chipsparse.cli.media.panels import stack_panels
 from chipsparse.cli.model.lora import lora_anywhere
 from chipsparse.cli.options import GenerateOptions, Item, command_words
 from chipsparse.cli.progress import ProgressDisplay
-from chipsparse.cli.ranks import Rank, called, meet, start_others, this_rank
+from chipsparse.cli.ranks import Rank, meet, this_rank
 from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.views.names import bundled_name
 from chipsparse.cli.views.terminal import print_result
@@ -48,7 +51,7 @@ def run(options: GenerateOptions) -> None:
 
     In a series, a clip that fails is shown and noted, and the others are made.
     """
-    rank = this_rank(options)
+    rank = this_rank(options.gpus, options.guidance_parallel)
     results: list[record.GenerationResult] = []
 
     def tell() -> None:
@@ -69,7 +72,7 @@ def run(options: GenerateOptions) -> None:
                 video = request.model.accepts("num_frames")
                 for item in options.items:
                     frames = request.settings.num_frames
-                    media.check_kind(item.output, video=video, frames=frames)
+                    check_kind(item.output, video=video, frames=frames)
                 single = request.settings.num_frames in (None, 1)
                 check_inputs_stay(options.writes(single=single), options.reads())
                 if rank.starts:
@@ -371,7 +374,7 @@ def make(
     ]
     replaced = [str(file) for file in [*named, item.report] if file is not None and file.exists()]
     with kept.display.stage(f"writing {item.output}"):
-        facts = media.generation_metadata(request, item)
+        facts = generation_metadata(request, item)
         encoding: dict[str, Any] = {"fps": options.fps, "crf": options.crf, "metadata": facts}
         written = media.write_media(dict(outputs.values()), **encoding)
     files = {kind: [str(file) for file in written[path]] for kind, (path, _) in outputs.items()}

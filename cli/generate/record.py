@@ -191,12 +191,7 @@ class GenerationResult(Result):
         return [QualityPoint(label, comparison.speedup, comparison.psnr_db)]
 
     def sections(self, *, verbose: bool = False) -> list[Section]:
-        """Return a summary for the terminal, then the steps and layers of its report."""
-        from chipsparse.cli.generate.report_page import report_sections  # which only pages need
-
-        return [*self._summary(verbose=verbose), *report_sections(self)]
-
-    def _summary(self, *, verbose: bool) -> list[Section]:
+        """Return a summary for the terminal; `report_page` has what the page shows."""
         made = self.made
         if made is None:
             return []

@@ -11,18 +11,20 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chipsparse.cli.generate.record import GenerationResult
 from chipsparse.cli.views import sections as view
 from chipsparse.cli.views import units
 from chipsparse.cli.views.budget_map import Cell, budget_map
-from chipsparse.cli.views.sections import ACTIONS, INK, SERIES, Chart, Section
+from chipsparse.cli.views.colours import ACTIONS, INK, SERIES
+from chipsparse.cli.views.sections import Chart, Section
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.config import Part as LayerPart
 from chipsparse.reasons.reason import NOTHING_SPARSE
-from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord, mean
+from chipsparse.report.generation import GenerationReport
+from chipsparse.report.records import LayerRecord, StepRecord, mean
 
 if TYPE_CHECKING:
-    from chipsparse.cli.generate.record import GenerationResult
-    from chipsparse.cli.views.charts import Canvas
+    from chipsparse.cli.views.canvas import Canvas
 
 PARTS: dict[LayerPart, str] = {"attention": "attention columns", "mlp": "MLP neurons"}
 BAR = 0.84  # of a step's width

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image, ImageSequence
 
 from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.media.write import CODECS, FRAME_COUNT, SUFFIXES, ffmpeg, plain_file, run_ffmpeg
-from chipsparse.cli.options import DEFAULT_FPS, check_readable
+from chipsparse.cli.media.formats import CODECS, DEFAULT_FPS, SUFFIXES, check_readable, ffmpeg
+from chipsparse.cli.media.write import FRAME_COUNT, plain_file, run_ffmpeg
 from chipsparse.common.files import IMAGES, numbered_files
 from chipsparse.experiments.frames import Frames, frames_of, joined, rgb_image, size_text
 

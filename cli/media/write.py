@@ -14,22 +14,16 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from chipsparse.cli.errors import UserError, user_errors
-from chipsparse.cli.options import Item
-from chipsparse.common.files import IMAGES, beside, numbered, scratch_folder
-from chipsparse.common.text_files import readable
-from chipsparse.common.version import __version__
+from chipsparse.cli.errors import user_errors
+from chipsparse.cli.media.formats import CODECS, ffmpeg
+from chipsparse.common.files import IMAGES, numbered, scratch_folder
 
-if TYPE_CHECKING:
-    from chipsparse.cli.request import Request
-
-GIF_MAX_FPS = 50
 # The name of the text in each PNG of a clip that says how many there are.
 FRAME_COUNT = "chipsparse frames"
 # The text in a JPEG or WebP: where other programs look for it, after its own mark of the encoding.
@@ -39,105 +33,8 @@ UTF_16 = b"UNICODE\0"
 LONGEST_COMMENT_BYTES = 60_000  # all of it must fit into 64 KiB
 JPEG_QUALITY = 95
 LONGEST_TAG = 30_000  # letters: a word of a command line is at most 128 KiB
-# Of each kind of video: the encoder with its options, the constant rate factor that is visually
-# lossless, and the largest, which is worst.
-CODECS = {
-    ".mp4": (("libx264", "-preset", "slow", "-movflags", "+faststart"), 12, 51),
-    ".webm": (("libvpx-vp9", "-b:v", "0", "-row-mt", "1", "-cpu-used", "2"), 15, 63),
-}
 # Of .webm: every pixel is kept, as VP9 stores green, blue and red themselves.
 LOSSLESS = ("-c:v", "libvpx-vp9", "-lossless", "1", "-pix_fmt", "gbrp", "-row-mt", "1")
-CLIPS = (*CODECS, ".gif", ".png")
-SUFFIXES = (*CODECS, ".gif", *IMAGES)
-
-
-# Before anything is computed.
-
-
-def check_output(
-    path: Path,
-    *,
-    fps: float | None = None,
-    crf: int | None = None,
-    also: tuple[str, ...] = (),
-    suffixes: Sequence[str] = CLIPS,
-) -> None:
-    """Raise `UserError` where clips could not be written; leave nothing.
-
-    ``fps`` and ``crf`` are None where they are the usual ones. ``also`` has the words of further
-    clips, see `beside`. ``suffixes`` are those that the model can fill.
-    """
-    kind = path.suffix.lower()
-    if kind not in suffixes:
-        suffix = f"the suffix {path.suffix}" if path.suffix else "no suffix"
-        raise UserError(f"--output {path} has {suffix}; use one of {', '.join(suffixes)}")
-    for clip in (path, *(beside(path, word) for word in also)):
-        check_writable("--output", clip, beside(clip, "0000") if kind in IMAGES else None)
-    if kind == ".gif" and fps is not None and fps > GIF_MAX_FPS:
-        raise UserError(f"--fps {fps:g} is too fast for a GIF; use {GIF_MAX_FPS} or less, or .mp4")
-    if kind in IMAGES and fps is not None:
-        raise UserError(f"--fps is about .mp4, .webm and .gif, and {kind} has none")
-    if kind in CODECS:
-        ffmpeg("write", kind)
-        most = CODECS[kind][2]
-        if crf is not None and not 0 <= crf <= most:
-            raise UserError(f"--crf {crf} is out of range; for {kind} it must be from 0 to {most}")
-    elif crf is not None:
-        raise UserError(f"--crf is about {' and '.join(CODECS)}, and {kind} has none")
-
-
-def check_kind(path: Path, *, video: bool, frames: int | None = 1) -> None:
-    """Raise `UserError` where a model of images is to write a video, or a video a lossy image.
-
-    ``frames`` is the number of a video; None where only the pipeline's code says.
-    """
-    kind = path.suffix.lower()
-    if not video and kind not in IMAGES:
-        raise UserError(
-            f"this model makes images, not videos; use {path.with_suffix('.png')}, .jpg or .webp",
-        )
-    if video and frames != 1 and kind not in CLIPS:
-        raise UserError(f"{path} is for one image, not for a video; use one of {', '.join(CLIPS)}")
-
-
-def check_file(option: str, path: Path, *suffixes: str) -> None:
-    """Raise `UserError` where a file could not be written, or has none of the suffixes."""
-    if path.suffix.lower() not in suffixes:
-        raise UserError(f"{option} {path} must end in {suffixes[0]}")
-    check_writable(option, path)
-
-
-def check_writable(option: str, path: Path, longest: Path | None = None) -> None:
-    """Raise `UserError` where a file could not be written; leave nothing.
-
-    ``longest`` is the longest name that is written, where it is not this one.
-    """
-    if os.path.isdir(path):  # which takes any length of a name
-        raise UserError(f"{option} {path} is a folder; name a file in it")
-    if not os.path.isdir(path.parent):
-        folder = f"the folder {path.parent} of {option} {path}"
-        raise UserError(f"{folder} does not exist; create it first")
-    with (
-        user_errors(OSError, what=f"{option} {path} cannot be written"),
-        scratch_folder(path.parent) as scratch,
-    ):
-        (scratch / (longest or path).name).write_bytes(b"0")
-
-
-def ffmpeg(verb: str, suffix: str) -> str:
-    """Return the program that reads and writes videos; raise `UserError` where there is none."""
-    import imageio_ffmpeg
-
-    try:
-        return str(imageio_ffmpeg.get_ffmpeg_exe())
-    except RuntimeError as error:
-        raise UserError(
-            f"no ffmpeg was found to {verb} {suffix}; "
-            "reinstall imageio-ffmpeg, or use .gif or .png",
-        ) from error
-
-
-# Writing.
 
 
 @contextmanager
@@ -329,47 +226,6 @@ def _write_images(path: Path, frames: np.ndarray, text: str) -> None:
         content = io.BytesIO()  # a write that a full disk cuts short is no error to Pillow's JPEG
         Image.fromarray(frame).save(content, format=kind, exif=exif, **options)
         file.write_bytes(content.getvalue())
-
-
-# Facts in the files about how clips were made.
-
-
-def generation_metadata(request: Request, item: Item) -> dict[str, str]:
-    """Return the facts about a generation, in the order in which they are to be shown.
-
-    They name no folder: a file may be sent to others.
-    """
-    settings = request.settings
-    options = request.generate_options
-    profile = None if options.dense else request.profile
-    guidance = settings.true_cfg_scale
-    facts = {
-        "prompt": item.prompt,
-        "negative_prompt": options.negative_prompt,
-        "steps": settings.num_inference_steps,
-        "guidance_scale": settings.guidance_scale if guidance is None else guidance,
-        "seed": item.seed,
-        "size": f"{settings.width}x{settings.height}" if settings.width else None,
-        "frames": settings.num_frames,
-        "model": _without_folder(request.model.location),
-        "lora": ", ".join(f"{lora.file.name}:{lora.scale:g}" for lora in options.loras) or None,
-        "scheduler": None if options.scheduler is None else type(request.scheduler).__name__,
-        "flow_shift": options.flow_shift,
-        "strength": options.strength,
-        "dtype": request.dtype_name,
-        "mode": options.mode,
-        "profile": None if profile is None else _without_folder(profile.source),
-        "quality": None if profile is None else profile.quality,
-        "chipsparse": __version__,
-    }
-    return {name: readable(str(value)) for name, value in facts.items() if value is not None}
-
-
-def _without_folder(location: str) -> str:
-    """Return the name of a model or a profile; that of a model on the hub has no folder."""
-    path = Path(location).expanduser()
-    here = path.is_absolute() or path.exists()
-    return os.path.basename(os.path.abspath(path)) if here else location
 
 
 def parameters(facts: Mapping[str, str]) -> str:

@@ -19,11 +19,11 @@ import torch
 
 from chipsparse.api import enable
 from chipsparse.cli.compare.clips import Source, compare
+from chipsparse.cli.media.formats import DEFAULT_FPS
 from chipsparse.cli.media.panels import difference_rows, stack_panels
 from chipsparse.cli.media.read import read_frames
 from chipsparse.cli.media.write import write_lossless, write_text
-from chipsparse.cli.options import DEFAULT_FPS
-from chipsparse.cli.regression.plugin import FAILURE, UPDATE, outcome_folder
+from chipsparse.cli.regression.outcomes import FAILURE, UPDATE, outcome_folder
 from chipsparse.experiments.comparison import Bounds, ClipComparison
 from chipsparse.experiments.frames import check_fit
 

@@ -7,17 +7,15 @@ before a test asks for the fixture, or one has failed.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from chipsparse.cli.regression.outcomes import FAILURE, UPDATE, outcome_folder
+
 if TYPE_CHECKING:
     from chipsparse.cli.regression.check import MediaRegression
 
-# Names under which reports of tests carry what happened, also from the processes of xdist.
-FAILURE = "media_regression_failure"
-UPDATE = "media_regression_update"
 REPORT = "media-report"
 PAGE = "media-regression.html"
 
@@ -61,7 +59,7 @@ class Outcomes:
     """What happened to the golden files in a run of pytest."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.folder = config.invocation_params.dir / config.getoption("--media-report")
+        self.folder = outcome_folder(config)
         self.failures: list[dict[str, object]] = []
         self.updated: list[str] = []
 
@@ -89,8 +87,3 @@ class Outcomes:
             terminalreporter.line("where the change is meant: pytest --update-golden")
         for file in self.updated:
             terminalreporter.line(f"golden file written: {file}")
-
-
-def outcome_folder(config: pytest.Config) -> Path:
-    """Return the folder of the page and of new golden files."""
-    return Path(config.invocation_params.dir / config.getoption("--media-report"))

@@ -8,7 +8,8 @@ from typing import Annotated
 from annotated_types import Interval
 
 from chipsparse.cli.errors import check_installed
-from chipsparse.cli.options import DEFAULT_FPS, Fps, GenerationOptions, output_option, seed_option
+from chipsparse.cli.media.formats import DEFAULT_FPS
+from chipsparse.cli.options import Fps, GenerationOptions, output_option, seed_option
 from chipsparse.common.bounded import Seed
 
 

@@ -24,8 +24,9 @@ from rich.console import Console
 
 from chipsparse.cli.errors import described
 from chipsparse.cli.generate.job import KeptPipeline, prompt_warnings, record_of
+from chipsparse.cli.generate.metadata import generation_metadata
 from chipsparse.cli.generate.record import RequestRecord, published_text
-from chipsparse.cli.media.write import generation_metadata, write_media
+from chipsparse.cli.media.write import write_media
 from chipsparse.cli.model.description import choose_device
 from chipsparse.cli.options import GenerateOptions, GenerationOptions, Item, read_options
 from chipsparse.cli.profiles import write_profile

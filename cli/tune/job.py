@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.launching import called, start_others
 from chipsparse.cli.plan import called_steps, never_sparse
 from chipsparse.cli.profiles import write_profile
 from chipsparse.cli.prompts import read_prompts, shapes
-from chipsparse.cli.ranks import called, meet, start_others, this_rank
+from chipsparse.cli.ranks import meet, this_rank
 from chipsparse.cli.request import Request, resolve, working
 from chipsparse.cli.tune.lab import TuneLab, calibrated
 from chipsparse.cli.tune.options import TuneOptions
@@ -32,7 +33,7 @@ LEAST_STEPS = 4
 
 def run(options: TuneOptions) -> None:
     """Check all that is cheap to check, then measure, search, write the profile, and print."""
-    rank = this_rank(options)
+    rank = this_rank(options.gpus, options.guidance_parallel)
     with working(options, rank) as (place, display):
         request = resolve(options, place, instead="a schedule is tuned on prompts alone")
         model = request.model

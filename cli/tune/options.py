@@ -10,8 +10,10 @@ from typing import Annotated
 from annotated_types import Interval
 
 from chipsparse.cli.errors import UserError
+from chipsparse.cli.media.formats import check_file
 from chipsparse.cli.options import REQUIRED, GenerationOptions, Positive, option, output_option
 from chipsparse.cli.prompts import read_prompts
+from chipsparse.cli.ranks import this_rank
 from chipsparse.common.files import Write
 
 measuring_option = partial(option, panel="Measuring")
@@ -82,8 +84,6 @@ class TuneOptions(GenerationOptions):
     def check(self) -> None:
         """Raise `UserError` without a target, and for a budget below the least."""
         # Imported here so that --help does not wait for torch.
-        from chipsparse.cli.media.write import check_file
-        from chipsparse.cli.ranks import this_rank
         from chipsparse.tuning.search import least_budget
 
         if not any(self.target.values()):
@@ -97,7 +97,7 @@ class TuneOptions(GenerationOptions):
             )
         check_file("--output", self.output, ".yaml", ".yml")
         check_file("--results", self.results_file, ".json")
-        this_rank(self)
+        this_rank(self.gpus, self.guidance_parallel)
 
     def check_contents(self) -> None:
         """Raise `UserError` for an unreadable file of prompts or model."""

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from chipsparse.cli.views.sections import ACTIONS, SHADES, Chart
+from chipsparse.cli.views.colours import ACTIONS, SHADES
+from chipsparse.cli.views.sections import Chart
 from chipsparse.cli.views.units import percent
 
 if TYPE_CHECKING:
-    from chipsparse.cli.views.charts import Canvas
+    from chipsparse.cli.views.canvas import Canvas
 
 ALIKE = 0.005  # shares that are no further apart have one colour
 ROW_PIXELS = 9

@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import itertools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from chipsparse.cli.generate.record import GenerationResult
+from chipsparse.cli.generate.report_page import report_sections
 from chipsparse.cli.views import sections as view
+from chipsparse.cli.views.colours import FIRST, SECOND
 from chipsparse.cli.views.frames import Sample, named_samples
 from chipsparse.cli.views.names import command_text, without_folders
-from chipsparse.cli.views.sections import FIRST, SECOND, QualityPoint, Result, Section
+from chipsparse.cli.views.sections import QualityPoint, Result, Section
 from chipsparse.cli.views.units import decibels, shortened, times
 from chipsparse.common.version import __version__
 
 if TYPE_CHECKING:
-    from chipsparse.cli.views.charts import Canvas
+    from chipsparse.cli.views.canvas import Canvas
 
 TEMPLATES = Path(__file__).with_name("templates")
 # For Jinja: texts are escaped, and a name that is not there is an error.
@@ -35,6 +38,10 @@ STRICT |= {"trim_blocks": True, "lstrip_blocks": True}
 LONGEST_TITLE = 80
 SPEED = "times as fast as dense"
 PSNR = "PSNR against dense, dB"
+# Sections that a record leaves to the page, which shows them after the record's own.
+PAGE_SECTIONS: dict[type[Result], Callable[[Any], list[Section]]] = {
+    GenerationResult: report_sections,
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,8 @@ def _article(file: Path, result: Result, samples: Sequence[Sample]) -> dict[str,
     """Return a result for the template: what it shows, and titles with what would fill them."""
     shown: list[Section] = []
     missing: list[tuple[str, str]] = []
-    for section in result.sections():
+    own = PAGE_SECTIONS.get(type(result))
+    for section in (*result.sections(), *([] if own is None else own(result))):
         if section.where == "terminal":
             continue
         parts: list[Any] = []

@@ -17,20 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from chipsparse.common.version import __version__
 
 if TYPE_CHECKING:
-    from chipsparse.cli.views.charts import Canvas
-
-# Colours of charts. The page's style sheet has its own for each, on bright and on dark screens.
-FIRST = "#0072b2"
-SECOND = "#c44e00"
-THIRD = "#00805a"
-FOURTH = "#a5578b"
-SERIES = (FIRST, SECOND, THIRD, FOURTH)
-INK = "#1b1f24"
-SOFT = "#57606a"
-RULE = "#d9dee3"
-BACK = "#ffffff"
-ACTIONS = {"dense": "#9aa2ab", "refresh": "#e69f00", "sparse": "#0072b3", "skip": "#fffffe"}
-SHADES = tuple(f"#0842{shade:02x}" for shade in range(10))  # from the lowest share to the highest
+    from chipsparse.cli.views.canvas import Canvas
 
 # Neither XML nor HTML has a way to write these.
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:  # it imports this module
-    from chipsparse.kernels.dense_attention import DenseAttention
+from chipsparse.kernels.dense_attention.call import DenseAttention
 
 aten = torch.ops.aten
 
@@ -50,14 +48,6 @@ def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:
     # dimension of one (cuDNN).
     lse = lse.squeeze(-1) if lse.dim() == 4 else lse
     return output, lse[:, :, : query.shape[2]].contiguous()
-
-
-def settings() -> tuple[bool, ...]:
-    """The settings of PyTorch that decide which of its kernels run; any of them may change."""
-    cuda = torch.backends.cuda
-    enabled = (cuda.cudnn_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled)
-    others = (torch.is_grad_enabled, torch.are_deterministic_algorithms_enabled)
-    return tuple(setting() for setting in (*enabled, *others))
 
 
 def usable_kernels(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[str, ...]:

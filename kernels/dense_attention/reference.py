@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from chipsparse.kernels.checks import compute_dtype, ranges, tile_bytes
-from chipsparse.kernels.dense_attention import DenseAttention
+from chipsparse.kernels.dense_attention.call import DenseAttention
 
 
 def dense_attention(call: DenseAttention) -> tuple[torch.Tensor, torch.Tensor]:

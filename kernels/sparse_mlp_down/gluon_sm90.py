@@ -37,7 +37,7 @@ from chipsparse.kernels.gluon_compat import (
 )
 from chipsparse.kernels.launch import Launch
 from chipsparse.kernels.sparse_mlp_down import SparseMLPDown
-from chipsparse.kernels.token_layout import padded_rows, with_padding
+from chipsparse.kernels.token_layout import empty_token_contiguous, padded_rows, with_padding
 
 
 @gluon.jit
@@ -280,3 +280,12 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor ``[B, N, C]``, or a copy, of which 16 bytes can be read at each eighth channel."""
     aligned = tensor.stride(2) == 1 and tensor.stride(1) % 8 == 0 and tensor.data_ptr() % 16 == 0
     return tensor if aligned else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def compile_one(device: torch.device) -> None:
+    """Launches the kernel in one of its forms, for `gluon_compat.not_compiled_reason`."""
+    output = torch.empty(1, 128, 256, dtype=torch.bfloat16, device=device)
+    weight = torch.empty(512, 256, dtype=torch.bfloat16, device=device)
+    indices = torch.empty(1, 1, 64, dtype=torch.int32, device=device)
+    delta = empty_token_contiguous(output, 1, 128, 64)
+    sparse_mlp_down(SparseMLPDown(delta, weight.t(), indices, output))

@@ -393,3 +393,12 @@ def sparse_mlp_up(call: SparseMLPUp) -> torch.Tensor:
     if cache is not call.activation_cache:
         call.activation_cache.copy_(cache)
     return delta
+
+
+def compile_one(device: torch.device) -> None:
+    """Launches the kernel in one of its forms, for `gluon_compat.not_compiled_reason`."""
+    hidden = torch.empty(1, 128, 256, dtype=torch.bfloat16, device=device)
+    weight = torch.empty(512, 256, dtype=torch.bfloat16, device=device)
+    indices = torch.empty(1, 1, 64, dtype=torch.int32, device=device)
+    cache = empty_token_contiguous(hidden, 1, 128, 512)
+    sparse_mlp_up(SparseMLPUp(hidden, weight, None, indices, cache, activation="gelu-tanh"))

@@ -8,6 +8,7 @@ import yaml
 from chipsparse.config import SparsityConfig
 from chipsparse.profiles.profile import default_profile, load_profile
 from chipsparse.sparse.plan import SparsityPlan
+from chipsparse.sparse.plan_notes import plan_notes
 from chipsparse.without_effect import _reasons
 from tests.chipsparse.sparse.test_plan import LAYOUT
 
@@ -61,7 +62,7 @@ def notes(changes, **options):
         nested = value if isinstance(value, dict) else {}
         paths = {f"{path}.{name}": below for name, below in nested.items()}
         config = config.override(paths or {path: value})
-    return SparsityPlan(config, LAYOUT, 12).notes(**options)
+    return plan_notes(SparsityPlan(config, LAYOUT, 12), **options)
 
 
 @pytest.mark.parametrize(("changes", "said"), CASES.items())
@@ -103,14 +104,15 @@ def test_what_a_quality_stands_for_is_not_told_but_what_is_added_to_it(tmp_path)
     )
     profile = load_profile(path).of_quality("faithful").override({"memory.ram": "1G"})
     plan = SparsityPlan(profile.sparsity, LAYOUT, 50)
-    assert plan.notes(base=profile.base) == [
+    assert plan_notes(plan, base=profile.base) == [
         "schedule.forecast_after (0.3) has no effect: schedule.forecast is not given",
         "memory.ram (1.00 GiB) has no effect: no step is sparse",
     ]
-    assert plan.notes()[0].startswith("tile ([1, 8, 8]), memory.ram")  # the common part is its base
+    # The common part is its base.
+    assert plan_notes(plan)[0].startswith("tile ([1, 8, 8]), memory.ram")
     path.write_text("tuned: {model: a}\nsparsity: {attention: {density: dense}, tile: null}")
     tuned = load_profile(path)
-    assert SparsityPlan(tuned.sparsity, LAYOUT, 50).notes(base=tuned.base) == []
+    assert plan_notes(SparsityPlan(tuned.sparsity, LAYOUT, 50), base=tuned.base) == []
     bundled = default_profile()
     assert bundled.base == bundled.sparsity
     assert bundled.of_quality("fast").base == bundled.qualities["fast"]

@@ -17,6 +17,7 @@ from PIL import Image, ImageSequence
 
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.media import write as media
+from chipsparse.cli.media.formats import SUFFIXES
 from chipsparse.cli.media.panels import COLOURS, choose_factor, difference, heat_map, stack_panels
 from chipsparse.cli.media.read import read_clip, read_image
 from chipsparse.common.files import IMAGES
@@ -115,7 +116,7 @@ STEMS = (
 )
 
 
-@pytest.mark.parametrize("suffix", media.SUFFIXES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_names_that_ffmpeg_would_take_for_something_else(workdir, suffix):
     for number, stem in enumerate(STEMS):
         frames = np.full((2, 16, 16, 3), 10 * number, np.uint8)
@@ -160,7 +161,7 @@ def test_what_cannot_be_written_leaves_what_was_there(workdir, tmp_path_factory,
         return str(failed.value)
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for suffix in media.SUFFIXES:  # `ulimit -f` ends ffmpeg by its signal
+    for suffix in SUFFIXES:  # `ulimit -f` ends ffmpeg by its signal
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
         try:
             said = loses(f"out{suffix}", noise(1))
@@ -219,7 +220,7 @@ def tags(file):
 
 
 def test_files_say_how_they_were_made(workdir):
-    clips = {Path(f"a{suffix}"): noise(1) for suffix in media.SUFFIXES}
+    clips = {Path(f"a{suffix}"): noise(1) for suffix in SUFFIXES}
     media.write_media(clips, fps=8, metadata=FACTS)
     with Image.open("a.png") as image:
         assert image.info["parameters"] == TEXT

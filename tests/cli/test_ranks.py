@@ -15,8 +15,9 @@ import torch
 from chipsparse.cli import ranks
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.job import KeptPipeline
+from chipsparse.cli.launching import start_others
 from chipsparse.cli.options import GenerationOptions
-from chipsparse.cli.ranks import Rank, meet, start_others, this_rank
+from chipsparse.cli.ranks import Rank, meet, this_rank
 from chipsparse.parallel.degrees import Parallel
 from tests.cli.conftest import IMAGE_PROFILE, command, names
 from tests.ranks import run_ranks
@@ -37,7 +38,7 @@ def placed(monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        return this_rank(GenerationOptions(gpus=gpus, guidance_parallel=guidance))
+        return this_rank(gpus, guidance)
 
     return place
 

@@ -7,7 +7,8 @@ import pytest
 from chipsparse.config import SparsityConfig
 from chipsparse.experiments.clips import step_costs, work_share
 from chipsparse.layout import LayerKind, ModelLayout
-from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
+from chipsparse.report.generation import GenerationReport
+from chipsparse.report.records import LayerRecord, StepRecord
 from chipsparse.sparse.plan import Action, SparsityPlan
 
 KIND = LayerKind("block", layers=2, intermediate_size=64)

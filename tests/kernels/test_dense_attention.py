@@ -9,7 +9,7 @@ from chipsparse.kernels import dense_attention as package
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.dense_attention import dense_attention, library, measure
 from chipsparse.kernels.dense_attention.measure import FastestKernel
-from chipsparse.kernels.dispatch import known_of
+from chipsparse.kernels.kinds import known_of
 from tests.kernels import formulas
 from tests.kernels.formulas import assert_attention, assert_close, attention_inputs, full_attention
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from chipsparse.kernels.dispatch import Backend, Call, Operation, imported, kind_of
+from chipsparse.kernels.dispatch import Backend, Call, Operation, imported
+from chipsparse.kernels.kinds import kind_of
 
 FAST = Backend("fast", lambda: lambda call: call.x + 1, lambda x: f"no {x.device.type}")
 PICKY = Backend("picky", lambda: lambda call: call.x + 2, lambda x: "never")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chipsparse.kernels.dispatch import known_of
+from chipsparse.kernels.kinds import known_of
 
 launching = pytest.importorskip("chipsparse.kernels.launch")
 

@@ -26,7 +26,8 @@ from torch.utils import _pytree as pytree
 
 from chipsparse.common.errors import first_line
 from chipsparse.reasons.memory import capture_dropped, not_captured
-from chipsparse.report.generation import GenerationReport, LayerRecord, StepRecord
+from chipsparse.report.generation import GenerationReport
+from chipsparse.report.records import LayerRecord, StepRecord
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cache.tensors import Kept, PartCache
 from chipsparse.sparse.graphs.cuda_capture import CudaCapture, CudaCapturer

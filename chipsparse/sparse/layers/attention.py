@@ -23,12 +23,13 @@ from chipsparse.kernels.column_sparse_attention import (
 from chipsparse.kernels.dense_attention import dense_attention
 from chipsparse.kernels.dense_attention_column_sums import dense_attention_column_sums
 from chipsparse.kernels.dense_attention_column_sums.reference import column_sums_dtype
-from chipsparse.kernels.dispatch import Choice, kind_of
+from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_dense_attention import fp8_dense_attention
 from chipsparse.kernels.fp8_rows import fp8_rows
+from chipsparse.kernels.kinds import kind_of
 from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.parallel.head_chunks import HeadChunks
-from chipsparse.report.generation import LayerRecord
+from chipsparse.report.records import LayerRecord
 from chipsparse.sparse.cache.tensors import (
     COLUMN_SUMS_BYTES,
     AttentionCache,

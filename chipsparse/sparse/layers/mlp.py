@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
-from chipsparse.kernels.dispatch import Choice, kind_of
+from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_rows import fp8_rows
+from chipsparse.kernels.kinds import kind_of
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import FP8_HEADROOM, dense_activation, sparse_mlp_up

@@ -12,8 +12,8 @@ from chipsparse.config import LayerPart, Part, SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import BranchColumns
-from chipsparse.report.generation import StepRecord
 from chipsparse.report.recorder import CallRecorder
+from chipsparse.report.records import StepRecord
 from chipsparse.skip.position import Place
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cache.tensors import Kept, PartCache

@@ -19,6 +19,7 @@ from chipsparse.skip.timetable import Run, resolve
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.sparse.cost_model.relative_cost import asked_cost, sparse_cost, why_skipping
 from chipsparse.sparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.sparse.plan_notes import plan_notes
 
 NAMED = ("faithful", "balanced", "fast", "draft")
 USUAL = ("block_means", "dense")  # rule of attention, MLP
@@ -263,4 +264,4 @@ def test_nothing_of_a_named_quality_is_said_to_have_no_effect():
         profile = find_profile(None, name)
         for quality in QUALITIES:
             own = profile.of_quality(quality)
-            assert planned(own.sparsity, layout).notes(base=own.base) == []
+            assert plan_notes(planned(own.sparsity, layout), base=own.base) == []

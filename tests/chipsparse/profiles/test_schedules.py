@@ -5,6 +5,7 @@ import pytest
 from chipsparse.profiles.profile import ASSETS, QUALITIES_FILE, load_profile
 from chipsparse.skip.why import may_be_sparse
 from chipsparse.sparse.plan import SparsityPlan
+from chipsparse.sparse.plan_notes import plan_notes
 from tests.chipsparse.sparse.test_plan import LAYOUT
 from tests.schedules import letters_of
 
@@ -68,7 +69,7 @@ def test_the_schedules_of_bundled_profiles(path):
             for text in expected.split():
                 assert letters(config, len(text), cost) == text.upper().replace("-", "K")
         assert [
-            SparsityPlan(config, LAYOUT, steps).notes(base=config) for steps in (8, 28, 50)
+            plan_notes(SparsityPlan(config, LAYOUT, steps), base=config) for steps in (8, 28, 50)
         ] == 3 * [[]]
         eight = letters(config, 8)
         if name != "chipmunk" and may_be_sparse(config.schedule.form, 0.0):

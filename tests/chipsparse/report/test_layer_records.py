@@ -10,7 +10,8 @@ import torch
 import chipsparse
 from chipsparse.config import PARTS
 from chipsparse.reasons.reason import note
-from chipsparse.report.generation import GenerationReport, StepTimer
+from chipsparse.report.generation import GenerationReport
+from chipsparse.report.records import StepTimer
 from chipsparse.skip.position import Place
 from chipsparse.sparse.cache.placement import Placement
 from chipsparse.sparse.cache.tensors import Kept

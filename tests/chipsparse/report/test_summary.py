@@ -5,7 +5,7 @@ import pytest
 from chipsparse import GenerationReport, LayerRecord, SparsityConfig, StepRecord
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.reasons.reason import fallback, note
-from chipsparse.report.generation import Device, PipelineFacts
+from chipsparse.report.records import Device, PipelineFacts
 from chipsparse.report.summary import estimated_speedup
 from chipsparse.sparse.plan import Action
 

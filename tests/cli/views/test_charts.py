@@ -8,8 +8,10 @@ from xml.etree import ElementTree
 from matplotlib.figure import Figure
 
 from chipsparse.cli.views.budget_map import Cell, merged
-from chipsparse.cli.views.charts import NARROW, WIDE, Canvas, Key, draw_chart
-from chipsparse.cli.views.sections import FIRST, SECOND, Chart
+from chipsparse.cli.views.canvas import WIDE, Canvas
+from chipsparse.cli.views.charts import NARROW, Key, draw_chart
+from chipsparse.cli.views.colours import FIRST, SECOND
+from chipsparse.cli.views.sections import Chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
