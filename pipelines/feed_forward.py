@@ -123,6 +123,7 @@ class FeedForwardSite:
         return make(*up, *down, form.activation, form.gate, *gate)
 
     def second_linear(self) -> torch.nn.Linear:
+        """Return the module of the second linear, without the adapters around it."""
         return without_adapters(self.linears().down)
 
     def keeps_its_layout(self) -> bool:
@@ -165,9 +166,11 @@ class FeedForwardModule(FeedForwardSite):
         super().__init__((block, self._module), [(self._module, PatchedFeedForward)])
 
     def linears(self) -> Linears:
+        """Return the module's linears as they are now, adapters included."""
         return linears_of(self._module, self._parts)
 
     def form(self) -> Form | str:
+        """Return the layer's form; a string is the reason why it cannot run sparse now."""
         if getattr(self._block, self._name) is not self._module:
             return "its module was replaced"
         if getattr(self._block, "_chunk_size", None) is not None:
@@ -232,6 +235,7 @@ class ParallelFeedForward(FeedForwardSite):
         super().__init__((block, self._owner), [*owner, *zip(self._modules, mixins, strict=True)])
 
     def patch(self, patches: Patches, tag: torch.Tensor) -> None:
+        """Prepare the modules, and set the width of the input where their owner splits by it."""
         if self.owner_splits:
             width = self._modules[0].in_features
             patches.set_attribute(self._owner, "chipsparse_width", width)
@@ -267,6 +271,7 @@ class ParallelFeedForward(FeedForwardSite):
         return weights, projection, bias
 
     def form(self) -> Form | str:
+        """Return the layer's form, or the reason why one of its modules cannot run sparse now."""
         for name, module in zip(self.names, self._modules, strict=True):
             if without_adapters(getattr(self._owner, name)) is not module:
                 return f"its {name} was replaced"
@@ -317,6 +322,7 @@ class FusedParallelFeedForward(ParallelFeedForward):
         super().patch(patches, tag)
 
     def form(self) -> Form | str:
+        """Return the form; replaced attention processors are a further reason to run dense."""
         if stock_class(self._owner.processor).__name__ not in self.processors:
             return "the attention's processor, which computes it, was replaced"
         return super().form()
@@ -341,5 +347,6 @@ class GatedParallelFeedForward(ParallelFeedForward):
     owner_splits: ClassVar[bool] = True
 
     def form(self) -> Form | str:
+        """Return the form, with the gate in the second half of the first linear."""
         form = super().form()
         return form if isinstance(form, str) else replace(form, gate="second")

@@ -102,6 +102,7 @@ class FrameChunks:
     latents: int = 1  # latent frames of a chunk
 
     def latents_of(self, frames: int) -> int:
+        """Return the latent frames of a video, at least 1; an incomplete chunk has none."""
         chunks = (frames - self.first) // self.frames
         return max(1, chunks * self.latents + self.latent_first)
 

@@ -25,6 +25,7 @@ class Patches:
             self._undo.pop()()
 
     def set_attribute(self, target: Any, name: str, value: Any) -> None:
+        """Set an attribute of an instance; undoing restores the former one, or deletes it."""
         had = name in vars(target)
         old = vars(target).get(name)
         setattr(target, name, value)
@@ -48,10 +49,12 @@ class Patches:
         self.add_undo(lambda: setattr(target, "__class__", base))
 
     def add_hook(self, handle: Any) -> None:
+        """Note a hook that was registered: it counts as ours, and undoing removes it."""
         self.hook_numbers.add(handle.id)
         self.add_undo(handle.remove)
 
     def add_undo(self, step: Callable[[], None]) -> None:
+        """Note what takes a change back; it is called before the steps that were noted earlier."""
         self._undo.append(step)
 
 
@@ -66,6 +69,7 @@ class WholePatched(metaclass=StockLike):
     chipsparse_base: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return an instance of the stock class: this one is of a single object."""
         return cls.chipsparse_base(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

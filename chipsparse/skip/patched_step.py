@@ -28,6 +28,7 @@ class PatchedStep:
     chipsparse_wrappers: ClassVar[StepWrappers]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return an instance of the stock class: this one is of a single object."""
         return cls.chipsparse_base(*args, **kwargs)
 
     @property

@@ -61,6 +61,7 @@ class SparsityPlan:
 
     @property
     def corrects_any(self) -> bool:
+        """True where skipped steps are corrected: scheduler and config allow it, and some exist."""
         return self.corrects and self.config.schedule.correct and self.schedule.skips_any
 
     @cached_property
@@ -72,10 +73,12 @@ class SparsityPlan:
         return tuple(action if action is Action.SKIP else Action.DENSE for action in actions)
 
     def step_action(self, step: int) -> Action:
+        """Return the planned action of a step, from 0; later steps repeat the last one."""
         return self.step_actions[min(step, len(self.step_actions) - 1)]
 
     @property
     def sparse_steps(self) -> int:
+        """The number of planned sparse steps among those that run."""
         return self.step_actions[self.first :].count(Action.SPARSE)
 
     @cached_property
@@ -115,6 +118,7 @@ class SparsityPlan:
 
     @property
     def has_sparse_layers(self) -> bool:
+        """True unless the config keeps every part of every layer dense."""
         return len(self.dense) < len(self._shares)
 
     def is_dense(self) -> bool:
@@ -196,6 +200,7 @@ class SparsityPlan:
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
     def mlp_keep_count(self, layer: int) -> int:
+        """Return the number of neurons that a layer keeps by score; all where it is dense."""
         return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
 
     def describe(self) -> str:

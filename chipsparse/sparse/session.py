@@ -174,10 +174,12 @@ class SparseSession:
         return self._costs[layout.grids]
 
     def close(self) -> None:
+        """Forget everything, and free the host memory that is reused between generations, too."""
         self.reset()
         self._pool.close()
 
     def cache_bytes(self) -> int:
+        """Return the bytes of all caches, on the device and on the host, without slots."""
         return self._caches.nbytes()
 
     # One transformer call.
