@@ -223,7 +223,7 @@ def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> to
         return _by_torchao(rows, weight, bias)
     data, scale = kernel.launch(call)
     numbers = weight.qdata if _multiplies_strided(rows.device) else weight.qdata.contiguous()
-    product = torch._scaled_mm(
+    product: torch.Tensor = torch._scaled_mm(
         data,
         numbers.t(),
         scale_a=scale,
@@ -232,7 +232,8 @@ def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> to
         out_dtype=rows.dtype,
         use_fast_accum=weight.mm_config.use_fast_accum,
     )
-    return product.unflatten(0, rows.shape[:-1])
+    unflattened: torch.Tensor = product.unflatten(0, rows.shape[:-1])
+    return unflattened
 
 
 def _by_torchao(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
