@@ -396,7 +396,7 @@ def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a caller of `enable` asks for."""
+    """The request of a caller of `enable`."""
 
     config: SparsityConfig
     quality: str | None = None  # its name in its profile, where it has one

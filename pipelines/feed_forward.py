@@ -1,9 +1,9 @@
 """The feed-forward layers of diffusers models: which of them can run sparse, and how.
 
 A layer runs sparse as one custom op. The op gets the layer's tag and fetches the live weights from
-the `FeedForwardSite` of that layer. Where something else is in charge of a linear (an active
-adapter, a quantizer, an offloading hook), the modules stay as diffusers made them and run dense.
-This is decided anew before every call, because adapters and hooks come and go.
+the `FeedForwardSite` of that layer. If something else is in charge of a linear (an active adapter,
+a quantizer, an offloading hook), the modules stay as diffusers made them and run dense. This is
+decided anew before every call, because adapters and hooks come and go.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class PatchedModule:
 
 
 class FeedForwardSite:
-    """A place in a model where a feed-forward layer is.
+    """The modules of a model that make up one feed-forward layer.
 
-    The offloading of the modules around its linears brings the weights. Of the patched modules,
-    each with its mixin, the last one calls the op.
+    The offloading of the modules around its linears brings the weights. Each patched module has its
+    mixin, and the last one calls the op.
     """
 
     def __init__(self, around: Sequence[Any], patched: Sequence[tuple[Any, type]]) -> None:
@@ -205,7 +205,7 @@ class PatchedOwner:
 
     @property
     def mlp_hidden_dim(self) -> int:
-        """Neurons; where the input itself comes in their place, its channels."""
+        """The number of neurons; for an input that is passed on instead, its channels."""
         return self.chipsparse_width if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
 
     @property
@@ -253,8 +253,8 @@ class ParallelFeedForward(FeedForwardSite):
     ) -> tuple[MLPWeights | Fp8MLPWeights, torch.Tensor, torch.Tensor | None]:
         """The live weights of the layer, and weight and bias of the attention's projection.
 
-        Where the first linear is one with the attention's projections, their rows stand before.
-        The common projection has the attention's columns, as many as `width`, then the neurons'.
+        If the first linear is one with the attention's projections, their rows come before. The
+        common projection has the attention's `width` columns, then the neurons'.
         """
         up, out, _ = self.linears()
         assert self._form is not None

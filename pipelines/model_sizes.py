@@ -81,7 +81,7 @@ def size_multiples(model: Configs) -> Size:
 
 
 def pixels_of_patch(model: Configs) -> tuple[int, int, int]:
-    """Return the latent frames, pixel rows and pixel columns that one token stands for."""
+    """Return the latent frames, pixel rows and pixel columns of one token."""
     space, _ = vae_factors(model.vae_config)
     config = model.transformer_config
     time, height, width = patch_sizes(config)
@@ -107,7 +107,7 @@ class FrameChunks:
         return max(1, chunks * self.latents + self.latent_first)
 
     def frames_of(self, latents: int) -> int:
-        """Return the most frames of a video that has at most so many latent ones."""
+        """Return the most frames of a video that has at most this number of latent ones."""
         return (latents - self.latent_first) // self.latents * self.frames + self.first
 
 

@@ -61,9 +61,8 @@ class Patches:
 class WholePatched(metaclass=StockLike):
     """Mixin of patched objects that users hold, pipelines and transformers, as opposed to layers.
 
-    The class stands for one object for as long as that is patched: instances that somebody makes of
-    it are of the stock class, and copies and pickles, which would share or lose our state, are
-    refused.
+    The class has one object, while that is patched. New instances are of the stock class. Copies
+    and pickles would share or lose our state, so they are refused.
     """
 
     chipsparse_base: Any

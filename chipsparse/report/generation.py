@@ -270,7 +270,7 @@ class GenerationReport:
         self._begun = True
 
     def end_call(self, *, finished: bool) -> None:
-        """Set and warn of `nothing_sparse` behind a call of the pipeline."""
+        """Set `nothing_sparse` after a call of the pipeline, and warn of it."""
         self._begun = False
         if any(record.used_caches for record in self.steps):
             self.nothing_sparse = None
@@ -308,12 +308,12 @@ class GenerationReport:
 
     @property
     def fallbacks(self) -> list[str]:
-        """What runs dense, or denser than asked, in sentences."""
+        """A sentence for everything that runs dense, or denser than asked."""
         return [reason.text for reason in self.reasons if reason.level is Level.FALLBACK]
 
     @property
     def notes(self) -> list[str]:
-        """Whatever else is worth knowing, in sentences."""
+        """A sentence for everything else worth knowing."""
         return [reason.text for reason in self.reasons if reason.level is not Level.FALLBACK]
 
     def why_all_dense(self, others: Iterable[Reason] = ()) -> Reason | None:
@@ -385,7 +385,7 @@ class GenerationReport:
             warn_user(reason.text, category)
 
     def correct(self, steps: range) -> None:
-        """Note the last steps that were put right."""
+        """Note which of the skipped steps in this range were corrected."""
         for record in reversed(self.steps):
             if record.generation != self.generation or record.step < steps.start:
                 break

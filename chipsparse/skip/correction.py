@@ -115,7 +115,7 @@ class SkippedInterval:
         self.clean = clean
 
     def latent_correction(self) -> torch.Tensor:
-        """Return what is to be added to the latents, which is nothing for tokens held fixed."""
+        """Return what is to be added to the latents, which is 0 for tokens that do not change."""
         now = Trajectories(*self.trajectories)
         correction = now.corrected - now.as_computed
         return correction if self.denoised_tokens is None else self.denoised_tokens * correction

@@ -101,7 +101,7 @@ class HeldOutput(NamedTuple):
 class HeldOutputs:
     """The last output that each guidance branch computed, or the last two.
 
-    A skipped call at timestep t gives the last one, v1, or goes on along the line through both,
+    A skipped call at timestep t reuses the last one, v1, or extrapolates the line through both,
     ``v1 + share * (t - t1) / (t1 - t0) * (v1 - v0)``. In flow matching, where t is proportional to
     the noise and v is a velocity, that is a linear forecast in the solver's own variable. A result
     with several tensors is forecast tensor by tensor.
@@ -133,9 +133,9 @@ class HeldOutputs:
         self._held.pop(branch, None)
 
     def reach(self, branch: str, time: float) -> float:
-        """Return how far a timestep is beyond the last output, in distances of the last two.
+        """Return the extrapolation distance of a timestep, in distances of the last two outputs.
 
-        Without a line through two timesteps that is 0.
+        It is 0 without a line through two timesteps.
         """
         *before, last = self._held[branch]
         if not before or last.time == before[0].time:

@@ -128,13 +128,13 @@ class SparsityPlan:
         return not (any_sparse and self.has_sparse_layers)
 
     def taken(self, step: int, recorded: Action | None) -> Action:
-        """Return the action that a guidance branch takes at a step, from 0.
+        """Return the effective action of a guidance branch at a step, from 0.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
         a branch is DENSE, and a sparse step is a REFRESH where there was none before. No step is a
         refresh where no sparse step reads what it would record, unless `Actions` list it and sparse
-        ones. What is ``recorded`` is None at first, DENSE before the first refresh of
-        the branch, REFRESH after it; see `recorded_after`.
+        ones. ``recorded`` is None at first, DENSE before the first refresh of the branch, and
+        REFRESH after it; see `recorded_after`.
         """
         action = self.step_action(step)
         if recorded is None:
@@ -229,7 +229,7 @@ class SparsityPlan:
 
 
 def recorded_after(action: Action, recorded: Action | None) -> Action | None:
-    """Return what a branch has recorded once it took an action; see `SparsityPlan.taken`."""
+    """Return what a branch has recorded after an effective action; see `SparsityPlan.taken`."""
     if action in CACHED or (action is Action.DENSE and recorded is not None):
         return recorded
     return action

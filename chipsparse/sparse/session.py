@@ -55,7 +55,7 @@ class Layers(dict[int, AnyLayer]):
 
 @dataclass(frozen=True)
 class Reading:
-    """What the code around a model says of one call."""
+    """A call as the code around the model reads it."""
 
     layout: ModelLayout  # its sizes; branches may differ in text tokens and batch
     device: torch.device
@@ -70,7 +70,7 @@ class Reading:
 
 @dataclass
 class BranchState:
-    """What the layers of one guidance branch have recorded in a generation."""
+    """The recordings of the layers of one guidance branch in a generation."""
 
     plan: SparsityPlan
     recorded: Action | None = None  # see `SparsityPlan.taken`

@@ -28,7 +28,7 @@ MASKED = "the call has a mask of its own"
 
 
 class CogVideoXProcessor(JointProcessor):
-    """Joint attention of the text and, behind it, the video, whose rows alone are rotated."""
+    """Joint attention of the text and, after it, the video, whose rows alone are rotated."""
 
     def attend(
         self,
