@@ -80,7 +80,12 @@ def _compile_kernels(device: torch.device) -> None:
         sparse_mlp_down(SparseMLPDown(change, weight.t(), lists[:, 0], hidden))
 
 
-def descriptor(known: dict[Any, Any], name: object, tensor: torch.Tensor, *block: int) -> Any:
+def descriptor(
+    known: dict[Any, Any],
+    name: object,
+    tensor: torch.Tensor,
+    *block: int,
+) -> TensorDescriptor:
     """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive.
 
     To make one takes longer than a launch. So all but the tensor is kept in what is known of a kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -35,7 +35,7 @@ class _TensorLeaf:
 TENSOR = _TensorLeaf()
 
 
-def flatten(result: Any) -> tuple[HeldTensors, OutputForm]:
+def flatten(result: object) -> tuple[HeldTensors, OutputForm]:
     """Return the tensors of a result in a fixed order, and its form.
 
     Args:
@@ -66,17 +66,17 @@ def flatten(result: Any) -> tuple[HeldTensors, OutputForm]:
     return tuple(tensors), OutputForm(spec, tuple(leaves))
 
 
-def rebuild(form: OutputForm, tensors: HeldTensors) -> Any:
+def rebuild(form: OutputForm, tensors: HeldTensors) -> object:
     """Return a result of a form, with these tensors in the order of `flatten`."""
     rest = iter(tensors)
 
-    def of_form(form: OutputForm) -> Any:
-        leaves = []
+    def of_form(form: OutputForm) -> object:
+        leaves: list[object] = []
         for leaf in form.leaves:
             if leaf is TENSOR:
                 leaves.append(next(rest))
             elif isinstance(leaf, _Dataclass):
-                leaves.append(leaf.made(**of_form(leaf.fields)))
+                leaves.append(leaf.made(**cast("dict[str, object]", of_form(leaf.fields))))
             else:
                 leaves.append(leaf)
         return pytree.tree_unflatten(leaves, form.spec)
@@ -113,7 +113,7 @@ class HeldOutputs:
     def __contains__(self, branch: str) -> bool:
         return branch in self._held
 
-    def hold(self, branch: str, time: float, result: Any, *, both: bool = False) -> None:
+    def hold(self, branch: str, time: float, result: object, *, both: bool = False) -> None:
         """Keep a copy of a branch's result, and the result before it only if asked to.
 
         Args:
@@ -142,7 +142,7 @@ class HeldOutputs:
             return 0.0
         return (time - last.time) / (last.time - before[0].time)
 
-    def output(self, branch: str, reach: float = 0.0) -> Any:
+    def output(self, branch: str, reach: float = 0.0) -> object:
         """Return a new result: the last one of a branch plus a fraction of its last change."""
         *before, last = self._held[branch]
         if reach == 0.0:

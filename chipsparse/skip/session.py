@@ -126,7 +126,7 @@ class SkipSession:
         decision: Decision,
         schedule: Schedule,
         action: Action,
-        output: Any,
+        output: object,
         *,
         is_last_branch: bool = False,
     ) -> tuple[str, ...]:
