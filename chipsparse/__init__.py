@@ -12,8 +12,6 @@ from chipsparse.common.version import __version__ as __version__
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all else here
 if TYPE_CHECKING:
-    from typing import Any
-
     from chipsparse.api import Handle, disable, enable
     from chipsparse.cli.compare.clips import compare
     from chipsparse.config import (
@@ -129,7 +127,7 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module 'chipsparse' has no attribute {name!r}")
     return getattr(importlib.import_module(f"chipsparse.{_LATER[name]}"), name)

@@ -67,7 +67,7 @@ class Handle:
         return bool(self._runners)
 
     @contextlib.contextmanager
-    def generation(self, scheduler: Any = None) -> Iterator[Handle]:
+    def generation(self, scheduler: object = None) -> Iterator[Handle]:
         """Make a denoising loop of your own one generation, whose caches are freed at its end.
 
         >>> with handle.generation():
@@ -153,7 +153,7 @@ class Handle:
         config = self.report.config_taken or self.config
         return [("chipsparse", patch), ("config", repr(config)), *facts(self.report)]
 
-    def _patch(self, pipe: Any, loop: DenoisingLoop, transformers: Mapping[str, Any]) -> None:
+    def _patch(self, pipe: object, loop: DenoisingLoop, transformers: Mapping[str, Any]) -> None:
         runners = dict(zip(transformers, self._runners, strict=True))
         self._calls = PipelineCalls(pipe, runners, self.report, loop)
         self._calls.patch(self._patches)
@@ -169,7 +169,7 @@ def _used_up() -> RuntimeError:
 
 
 def enable(
-    pipe: Any,
+    pipe: object,
     config: SparsityConfig | Profile | str | Path | None = None,
     *,
     quality: str | None = None,
@@ -261,7 +261,7 @@ def _check_types(*, parallel: Parallel | None, **switches: bool) -> None:
 
 
 def _patch(
-    pipe: Any,
+    pipe: object,
     handle: Handle,
     transformers: Mapping[str, torch.nn.Module],
     static_bits: frozenbitarray | None,
@@ -290,7 +290,7 @@ def _patch(
         runner.other_experts = [other for other in handle._runners if other is not runner]
 
 
-def disable(pipe: Any) -> None:
+def disable(pipe: object) -> None:
     """Restore a patched pipeline without its handle, which is then used up.
 
     >>> chipsparse.disable(pipe)
@@ -314,7 +314,7 @@ def disable(pipe: Any) -> None:
             handle._restore()
 
 
-def _find_transformers(pipe: Any) -> dict[str, torch.nn.Module]:
+def _find_transformers(pipe: object) -> dict[str, torch.nn.Module]:
     """Return the transformers to patch, by the pipeline's name; `ValueError` where it cannot be.
 
     The patch of the pipeline may be replaced, unless its ``with`` block is open.
@@ -348,7 +348,7 @@ def _find_transformers(pipe: Any) -> dict[str, torch.nn.Module]:
     return transformers
 
 
-def _components(pipe: Any) -> Mapping[str, Any]:
+def _components(pipe: object) -> Mapping[str, Any]:
     if isinstance(pipe, type):
         raise ValueError(
             f"expected a loaded pipeline, got the class {pipe.__name__}; load one with "
@@ -366,18 +366,23 @@ def _components(pipe: Any) -> Mapping[str, Any]:
     return components
 
 
-def _folder(pipe: Any) -> Any:
+def _folder(pipe: object) -> str | None:
     """Return the folder or hub name that a pipeline was loaded from; None where it was not."""
     of_modular = getattr(pipe, "_pretrained_model_name_or_path", None)
-    return of_modular or getattr(getattr(pipe, "config", None), "_name_or_path", None)
+    folder: str | None = of_modular or getattr(
+        getattr(pipe, "config", None),
+        "_name_or_path",
+        None,
+    )
+    return folder
 
 
-def _handle_of(owner: Any) -> Handle | None:
+def _handle_of(owner: object) -> Handle | None:
     handle: Handle | None = getattr(owner, "__dict__", {}).get(HANDLE)
     return handle
 
 
-def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
+def _refusal(pipe: object, components: Mapping[str, Any]) -> ValueError:
     """Return the error for a pipeline without a transformer that has an runner."""
     reasons = {
         name: "it is no transformer" if name.startswith("unet") else why_refused(item)
@@ -397,7 +402,7 @@ def _refusal(pipe: Any, components: Mapping[str, Any]) -> ValueError:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a caller of `enable` asks for."""
+    """The request of a caller of `enable`."""
 
     config: SparsityConfig
     quality: str | None = None  # its name in its profile, where it has one
@@ -405,7 +410,7 @@ class _Asked:
 
 
 def _resolve(
-    pipe: Any,
+    pipe: object,
     config: SparsityConfig | Profile | str | Path | None,
     quality: str | None,
     transformer_class: str,

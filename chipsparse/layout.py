@@ -131,7 +131,7 @@ class ModelLayout:
         return sum(math.prod(grid) for grid in self.grids)
 
     @property
-    def grid_columns(self) -> slice:
+    def grid_columns(self) -> slice[int, int]:
         """The columns of attention that are video or image tokens; others are text."""
         first = self.text_tokens if self.text_first else 0
         return slice(first, first + self.grid_tokens)

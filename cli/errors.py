@@ -132,7 +132,7 @@ def plain_words(text: str) -> str:
     return text
 
 
-def _seed_hint(error: Any) -> str:
+def _seed_hint(error: Any) -> str:  # noqa: ANN401 - a `UsageError`, whose class has no name
     """Return what to add where several seeds were typed; nothing elsewhere."""
     if error.ctx is None or error.ctx.command.name not in MAKE_SEEDS:
         return ""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     import typer
 
+    app: typer.Typer
+
 LEAST_BOXES = 72  # columns of a terminal
 HELP = (
     "Faster diffusion transformers, without training.\n\n"
@@ -23,7 +25,7 @@ HELP = (
 )
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Return ``app``, the command for Typer; it is made at its first use."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -43,7 +45,7 @@ def _make_app() -> typer.Typer:
 
     examples = {command: f"Example: chipsparse {words}" for command, words in COMMANDS.items()}
 
-    def fit(command: Any, formatter: Any) -> None:
+    def fit(command: Any, formatter: Any) -> None:  # noqa: ANN401 - Typer's own click
         """Leave the boxes and columns of the help out where those would cut the options' names."""
         columns = shutil.get_terminal_size().columns
         if columns < LEAST_BOXES:
@@ -51,7 +53,7 @@ def _make_app() -> typer.Typer:
             formatter.width = columns - 1
 
     class Command(TyperCommand):
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - Typer's own click
             """Refuse two outputs, and tell of other options with two values: the last counts."""
             _, _, given = self.make_parser(ctx).parse_args(args=[*args])
             single = [p for p in given if isinstance(p, TyperOption) and not p.multiple]
@@ -64,12 +66,12 @@ def _make_app() -> typer.Typer:
                     say(f"warning: {twice}; the last one counts")
             return super().parse_args(ctx, args)
 
-        def format_help(self, ctx: Any, formatter: Any) -> None:
+        def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - Typer's own click
             fit(self, formatter)
             super().format_help(ctx, formatter)
 
     class Group(TyperGroup):
-        def format_help(self, ctx: Any, formatter: Any) -> None:
+        def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - Typer's own click
             fit(self, formatter)
             super().format_help(ctx, formatter)
 
@@ -128,7 +130,7 @@ def main() -> None:
         sys.exit(code)
 
 
-def _run() -> Any:
+def _run() -> int | None:
     """Run the command, and return its exit code; what it says goes to any terminal."""
     import codecs
     from io import TextIOWrapper
@@ -143,7 +145,8 @@ def _run() -> Any:
             stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")
     with usage_errors():
         # As a module, too: a shell completes no `python -m chipsparse`.
-        return this.app(prog_name="chipsparse", standalone_mode=False)
+        code: int | None = this.app(prog_name="chipsparse", standalone_mode=False)
+        return code
 
 
 if __name__ == "__main__":

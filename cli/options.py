@@ -93,11 +93,11 @@ def option(
     *also: str,
     help: str,
     panel: str | None = None,
-    default: Any = None,
+    default: object = None,
     shown: str | bool = True,
     metavar: str | None = None,
     make: Callable[..., Any] = typer.Option,
-) -> Any:
+) -> Any:  # noqa: ANN401 - in place of a value of the field's type
     """Return a field that is an option, called as the field is with dashes for underscores.
 
     ``also`` are further names, such as ``-o``, and ``panel`` is the part of the help that has it.
@@ -115,12 +115,13 @@ sparsity_option = partial(option, panel="Sparsity")
 output_option = partial(option, panel="Output")
 
 
-def seed_option() -> Any:
+def seed_option() -> int:
     """Return the field of ``--seed``."""
-    return generation_option(
+    seed: int = generation_option(
         help="Seed of the noise; the same one gives the same result.",
         default=0,
     )
+    return seed
 
 
 # Types of values, with their checks: these return the value, or raise `ValueError` with the words
@@ -682,7 +683,7 @@ def read_options(kind: type[AnyOptions], values: dict[str, Any]) -> AnyOptions:
     return options
 
 
-def read_value(kind: type[PrintOptions], name: str, value: Any) -> Any:
+def read_value(kind: type[PrintOptions], name: str, value: object) -> Any:  # noqa: ANN401 - the field's type
     """Return the value of an option, checked; raise `UserError` where it is wrong."""
     hint = get_type_hints(kind, include_extras=True)[name]
     try:

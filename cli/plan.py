@@ -16,6 +16,7 @@ from chipsparse.cli.views.units import counted
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import host_free_bytes
 from chipsparse.config import PARTS, ConfigError, Part
+from chipsparse.layout import Fp8Form
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import check_heads, cut_sequence
 from chipsparse.pipelines.model_sizes import vae_factors
@@ -24,7 +25,6 @@ from chipsparse.profiles.profile import MOST_STEPS, Profile
 from chipsparse.report.nothing_sparse import what_helps
 from chipsparse.sparse.cache.memory_plan import working_bytes
 from chipsparse.sparse.cost_model.relative_cost import asked_cost, why_skipping
-from chipsparse.sparse.layers.mlp_weights import Fp8Form
 from chipsparse.sparse.plan import CACHED, SparsityPlan
 
 QUANTIZED = "quantization_config"  # in a transformer's config

@@ -46,6 +46,7 @@ from chipsparse.profiles.tuned_range import digest, outside
 
 if TYPE_CHECKING:
     from chipsparse.parallel.degrees import Parallel
+    from chipsparse.pipelines.call import Pipeline
 
 PACKAGES = ("diffusers", "transformers", "triton")
 IN_PYTHON = "generate has nothing for it; use it in Python"
@@ -172,7 +173,7 @@ class Request(Place):
         steps = self.settings.num_inference_steps
         return ClipMaker(self.load, self.pipeline_call, steps, display, plain_lines)
 
-    def load(self) -> Any:
+    def load(self) -> Pipeline:
         """Return the pipeline with its scheduler and LoRAs, on the device."""
         pipe = load_pipeline(
             self.model,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,11 @@ from chipsparse.report.records import StepRecord, mean
 from chipsparse.sparse.cost_model.layer_times import LayerTime, Rates, layer_time
 from chipsparse.sparse.cost_model.run_times import DenseParts
 from chipsparse.sparse.plan import Action, SparsityPlan
+
+if TYPE_CHECKING:
+    from diffusers.utils import BaseOutput
+
+    from chipsparse.pipelines.call import Pipeline
 
 WARM_UP_DENSE_STEPS = 2
 # The way out where a model computes numbers that are none.
@@ -89,7 +94,7 @@ class ClipMaker:
     _warm: set[str] = field(default_factory=set, init=False)
 
     @functools.cached_property
-    def pipe(self) -> Any:
+    def pipe(self) -> Pipeline:
         """The pipeline; whoever patches it restores it."""
         with self.progress.stage("loading the model"):
             return self.load()
@@ -127,7 +132,7 @@ class ClipMaker:
 
 @contextmanager
 def patched(
-    pipe: Any,
+    pipe: Pipeline,
     config: SparsityConfig | Profile,
     *,
     strict: bool = False,
@@ -141,13 +146,13 @@ def patched(
         yield handle.report
 
 
-def stock(pipe: Any, parallel: Parallel | None) -> AbstractContextManager[object]:
+def stock(pipe: Pipeline, parallel: Parallel | None) -> AbstractContextManager[object]:
     """The stock pipeline: as it is, or computed in full by several processes together."""
     return nullcontext() if parallel is None else patched(pipe, IN_FULL, parallel=parallel)
 
 
 def generate(
-    pipe: Any,
+    pipe: Pipeline,
     arguments: dict[str, Any],
     *,
     seed: int,
@@ -181,7 +186,7 @@ def generate(
 
 
 def time_steps(
-    pipe: Any,
+    pipe: Pipeline,
     arguments: dict[str, Any],
     *,
     seed: int,
@@ -193,7 +198,7 @@ def time_steps(
 
 
 def _run(
-    pipe: Any,
+    pipe: Pipeline,
     arguments: dict[str, Any],
     seed: int,
     display: StepDone,
@@ -283,7 +288,7 @@ def _step_result(
 
 
 def warm_up(
-    pipe: Any,
+    pipe: Pipeline,
     arguments: dict[str, Any],
     *,
     seed: int,
@@ -321,7 +326,7 @@ def peak_process_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _as_frames(result: Any, dtype: torch.dtype) -> np.ndarray:
+def _as_frames(result: BaseOutput, dtype: torch.dtype) -> np.ndarray:
     """The first clip or image of a pipeline's output as `[F, H, W, 3]` uint8."""
     output = result.frames if hasattr(result, "frames") else result.images
     frames = np.asarray(output[0], dtype=np.float32)

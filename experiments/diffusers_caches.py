@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers.hooks import MagCacheConfig
@@ -17,6 +17,13 @@ from diffusers.hooks.hooks import StateManager
 from diffusers.hooks.pyramid_attention_broadcast import PyramidAttentionBroadcastHook
 
 from chipsparse.pipelines.diffusers_hooks import hooked_modules, hooks_of, hooks_on, transformers_of
+
+if TYPE_CHECKING:
+    from diffusers.hooks import SeaCacheConfig
+    from diffusers.hooks.hooks import BaseState
+    from diffusers.models.cache_utils import CacheMixin
+
+    from chipsparse.pipelines.call import Pipeline
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ def mag(threshold: float, max_skips: int) -> Cache:
 def sea(threshold: float, most: int) -> Cache:
     """SeaCache."""
 
-    def make(_: CacheRun) -> Any:
+    def make(_: CacheRun) -> SeaCacheConfig:
         from diffusers.hooks import SeaCacheConfig  # not in the oldest diffusers that we support
 
         return SeaCacheConfig(threshold=threshold, max_consecutive_cached=most)
@@ -84,7 +91,11 @@ def cached(run: CacheRun, cache: Cache) -> Iterator[list[str]]:
         yield warnings
 
 
-def calibrated_ratios(pipe: Any, steps: int, generate: Callable[[], object]) -> tuple[float, ...]:
+def calibrated_ratios(
+    pipe: Pipeline,
+    steps: int,
+    generate: Callable[[], object],
+) -> tuple[float, ...]:
     """MagCache's ratios of this model, from one generation with guidance's first branch.
 
     MagCache prints them, to be copied into its config; those of the other branch are not used.
@@ -104,7 +115,7 @@ def calibrated_ratios(pipe: Any, steps: int, generate: Callable[[], object]) -> 
     return tuple(json.loads(lists[0]))
 
 
-def _enable(transformer: Any, config: Any) -> None:
+def _enable(transformer: CacheMixin, config: object) -> None:
     """``enable_cache`` that leaves no hook where it fails, as on blocks it does not know."""
     before = {(id(registry), name) for registry, name in _hook_names(transformer)}
     try:
@@ -127,7 +138,7 @@ class _OfTheBranch:
     branches: StateManager
 
     @property
-    def state(self) -> Any:
+    def state(self) -> BaseState:
         return self.branches.get_state()
 
     def reset_state(self, module: torch.nn.Module) -> torch.nn.Module:

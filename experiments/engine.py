@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.profile import Profile
 from chipsparse.profiles.tuned_range import digest
 from chipsparse.report.generation import GenerationReport
+
+if TYPE_CHECKING:
+    from chipsparse.pipelines.call import Pipeline
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,7 @@ def dense_way(parallel: Parallel | None = None) -> Way:
     """The stock model, on several processes in full."""
 
     @contextmanager
-    def apply(pipe: Any) -> Iterator[Applied]:
+    def apply(pipe: Pipeline) -> Iterator[Applied]:
         with stock(pipe, parallel):
             yield Applied()
 
@@ -254,7 +257,7 @@ def sparse_way(
     sparsity = config.sparsity if isinstance(config, Profile) else config
 
     @contextmanager
-    def apply(pipe: Any) -> Iterator[Applied]:
+    def apply(pipe: Pipeline) -> Iterator[Applied]:
         with patched(pipe, config, parallel=parallel) as report:
             yield Applied(report, facts=lambda _: facts or {})
 

@@ -75,11 +75,11 @@ class _Swaps(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        function: Any,
-        types: Any,
+        function: Callable[..., object],
+        types: Sequence[type],
         arguments: Sequence[Any] = (),
         options: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         options = options or {}
         if function is not scaled_dot_product_attention:
             return function(*arguments, **options)

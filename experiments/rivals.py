@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chipsparse.common.errors import UserError
 from chipsparse.experiments.clips import ClipMaker
@@ -21,6 +21,9 @@ from chipsparse.experiments.engine import Applied, Sample, Way
 from chipsparse.experiments.other_attention import other_attention
 from chipsparse.experiments.store import Store
 from chipsparse.pipelines.diffusers_hooks import transformers_of
+
+if TYPE_CHECKING:
+    from chipsparse.pipelines.call import Pipeline
 
 FLOOR = "floor"
 MAG = "MagCache"
@@ -44,7 +47,7 @@ def floor() -> Way:
     """The stock model with another attention kernel: the floor under every comparison."""
 
     @contextmanager
-    def apply(pipe: Any) -> Iterator[Applied]:
+    def apply(pipe: Pipeline) -> Iterator[Applied]:
         with other_attention(transformers_of(pipe)) as which:
 
             def notes() -> list[str]:
@@ -64,7 +67,7 @@ def suite_rivals(maker: ClipMaker, store: Store, sample: Sample) -> list[Way]:
 
     def cache_way(name: str, cache: Cache, cost: float) -> Way:
         @contextmanager
-        def apply(pipe: Any) -> Iterator[Applied]:
+        def apply(pipe: Pipeline) -> Iterator[Applied]:
             run = CacheRun(pipe, maker.steps, ratios() if cache.method == MAG else ())
             with cached(run, cache) as warnings:
                 yield Applied(notes=lambda: warnings)

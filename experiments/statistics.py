@@ -77,7 +77,7 @@ def interval(
     reduce = np.mean if statistic == "mean" else np.median
     resampled = np.sort(reduce(series[drawn], axis=1))
 
-    def finite(value: Any) -> float | None:
+    def finite(value: float | np.floating[Any]) -> float | None:
         return float(value) if math.isfinite(value) else None
 
     def at(share: float) -> float | None:

@@ -10,12 +10,14 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from chipsparse.common.errors import UserError, reason
 from chipsparse.experiments.progress import Ranks
+
+T = TypeVar("T")
 
 FORMAT = 3
 
@@ -72,7 +74,7 @@ class Store:
                 )
         return stamp
 
-    def keep(self, name: str, make: Callable[[], Any]) -> Any:
+    def keep(self, name: str, make: Callable[[], T]) -> T:
         """The measurement of this name, made now by the first process if it is not there.
 
         ``make`` gives JSON values with finite numbers. Raises `UserError` where the file could not
@@ -82,9 +84,10 @@ class Store:
             value = self.ranks.first(lambda: json.loads(json.dumps(make(), allow_nan=False)))
             self.write({**self.measured, name: value}, self.notes)
             self.measured[name] = value
-        return self.measured[name]
+        kept: T = self.measured[name]
+        return kept
 
-    def note(self, name: str, value: Any) -> None:
+    def note(self, name: str, value: object) -> None:
         """Keeps a note in place of the one of this name; a JSON value."""
         value = json.loads(json.dumps(value, allow_nan=False))
         if self.notes.get(name) != value:
@@ -132,6 +135,6 @@ def _replace(file: Path, write: Callable[[Path], object]) -> None:
         half.unlink(missing_ok=True)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -71,7 +71,12 @@ def _not_compiled_reason(
     return None
 
 
-def descriptor(known: dict[Any, Any], name: object, tensor: torch.Tensor, *block: int) -> Any:
+def descriptor(
+    known: dict[Any, Any],
+    name: object,
+    tensor: torch.Tensor,
+    *block: int,
+) -> TensorDescriptor:
     """Return the descriptor by which the copy engine loads blocks; past the end zeros arrive.
 
     To make one takes longer than a launch. So all but the tensor is kept in what is known of a kind

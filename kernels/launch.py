@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from triton.runtime.jit import JITFunction
 
 from chipsparse.kernels.kinds import known_of
+
+if TYPE_CHECKING:
+    from triton.runtime.jit import KernelInterface
 
 _compiled: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("compiled", default=None)
 
@@ -38,7 +41,13 @@ class Launch:
     them, and constants are the kernel's last parameters and options of the compiler.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], *numbers: Any, **constants: Any) -> None:
+    def __init__(
+        self,
+        kernel: KernelInterface,
+        grid: tuple[int, ...],
+        *numbers: Any,
+        **constants: Any,
+    ) -> None:
         self._kernel = kernel
         self._grid = grid
         self._numbers = numbers
@@ -76,7 +85,12 @@ class Launch:
             self._device = torch.cuda.current_device()
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+def launch(
+    kernel: KernelInterface,
+    grid: tuple[int, ...],
+    *arguments: Any,
+    **constants: Any,
+) -> None:
     """Run ``kernel[grid](*arguments, **constants)``, where arguments are the same in most calls.
 
     Constants come always in the same order.
@@ -93,6 +107,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
     known["launch"](*arguments)
 
 
-def launch_changing(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+def launch_changing(
+    kernel: KernelInterface,
+    grid: tuple[int, ...],
+    *arguments: Any,
+    **constants: Any,
+) -> None:
     """Run a kernel with numbers that change from call to call, such as counts."""
     Launch(kernel, grid, **constants)(*arguments)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from chipsparse.pipelines.denoising_loop import is_modular
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline, ModularPipeline
+
+Pipeline: TypeAlias = "DiffusionPipeline | ModularPipeline"
 # Called at the end of each step with its number, from 0, and the latents that it made, None where
 # the pipeline does not give them; where it returns True, the loop ends.
 OnStepEnd = Callable[[int, "torch.Tensor | None"], bool]

@@ -1,4 +1,4 @@
-"""What the arguments of a transformer's call say: sizes, latents, timestep, and what stays dense.
+"""Readers of a transformer's call: its sizes, latents and timestep, and why it stays dense.
 
 A family whose model takes other arguments has a reader of its own.
 """

@@ -52,7 +52,7 @@ class DenoisingLoop:
         return own if self._explicit_scheduler is None else self._explicit_scheduler
 
     def follow_schedulers(self) -> None:
-        """Lets steps be put right at the schedulers that there are now: sound may have its own."""
+        """Let steps be corrected at the pipeline's present schedulers: sound may have its own."""
         parts = getattr(self.pipe, "components", {}).values()
         own = [part for part in parts if isinstance(part, SchedulerMixin)]
         self.correction.follow([self.scheduler, *own])
@@ -78,7 +78,7 @@ class DenoisingLoop:
         return self.kind == "pipeline" and not called
 
     def corrects(self, schedule: Schedule) -> bool:
-        """Return whether skipped steps of a schedule are put right, asked once in a generation."""
+        """Return whether skipped steps of a schedule are corrected, asked once in a generation."""
         scheduler = self.scheduler
         self._not_corrected = why_not_corrected(scheduler)
         if self._not_corrected is None:
@@ -166,7 +166,7 @@ class DenoisingLoop:
         return False
 
     def branch(self) -> str | None:
-        """The guidance branch whose turn it is, where ``cache_context`` does not name it."""
+        """The guidance branch that is next, where ``cache_context`` does not name it."""
         return None
 
     def timestep(self) -> float | None:
@@ -187,7 +187,7 @@ class ModularLoop(DenoisingLoop):
     """The loop of a modular pipeline: a block, which has any number of guiders.
 
     A guider makes a batch of inputs for each branch of a step, and the loop writes the prediction
-    into each as it is computed. So the branch whose turn it is is the first one without.
+    into each as it is computed. The current branch is the first one without a prediction.
     """
 
     unnamed_branch = "cond"  # without a guider there is no other
@@ -288,7 +288,7 @@ def check_denoises(pipe: Any) -> None:
 
 
 def denoising_loops(blocks: Any) -> list[Any]:
-    """Those of a modular pipeline's blocks that loop over one that calls a transformer."""
+    """Return the blocks of a modular pipeline that loop over one that calls a transformer."""
     return [
         block
         for block in _all_blocks(blocks)
@@ -369,7 +369,7 @@ def value_passed_as(
 ) -> float | None:
     """The only value of a schedule that a pipeline passes as this timestep; waits for the device.
 
-    None where no value gives this timestep, or several do. Of a tensor the largest number counts.
+    None where no value gives this timestep, or several do. A tensor counts by its largest number.
     `change` is what the pipeline makes of the values, in the timestep's dtype.
     """
     if schedule is None:

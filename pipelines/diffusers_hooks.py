@@ -29,7 +29,7 @@ COUNTING_CACHES = {"MagCacheHeadHook": "MagCache", "TaylorSeerCacheHook": "Taylo
 
 
 def hooks_on(module: Any) -> Mapping[str, Any]:
-    """Those on one module, by the names that diffusers gives them."""
+    """Return the hooks on one module, by the names that diffusers gives them."""
     registry = getattr(module, "_diffusers_hook", None)
     return {} if registry is None else registry.hooks
 
@@ -50,7 +50,8 @@ def hooked_modules(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 def has_foreign_hooks(module: Any, patches: Patches, *, is_whole_model: bool) -> bool:
     """Return whether a module runs hooks that are not among the patches.
 
-    That of accelerate's model offload is none: it does nothing while the model is on its device.
+    The hook of accelerate's model offload is not foreign: it does nothing while the model is on its
+    device.
     """
     if hooks_on(module) or (hasattr(module, "_hf_hook") and not is_whole_model):
         return True

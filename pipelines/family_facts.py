@@ -134,7 +134,7 @@ def _all_tokens(_config: Config, _grids: tuple[Grid, ...], text_tokens: int) -> 
 
 @dataclass(frozen=True)
 class TextPlace:
-    """Where the text is, and how many tokens of it."""
+    """The position of the text in the sequence, and its number of tokens."""
 
     where: Literal["first", "last", "cross-attention"] = "last"  # in the sequence
     exact: bool = False  # see `ModelLayout.exact_text`
@@ -173,8 +173,8 @@ class GuidanceFacts:
     def is_guided(self, pipe: Any, arguments: Mapping[str, Any]) -> bool:
         """Return whether a pipeline also computes the transformer without the prompt.
 
-        Some pipelines tell. Of others the arguments of their call decide, if they are known: a
-        scale above 1 and, for true guidance, what to guide away from.
+        Some pipelines tell. For others the arguments of their call decide, if they are known: a
+        scale above 1 and, for true guidance, a negative prompt or its embeddings.
         """
         told = self.told(pipe)
         if told is not None:
@@ -199,7 +199,7 @@ class TimestepFacts:
 
 @dataclass(frozen=True)
 class PerToken:
-    """What a model has for each token, which is put in order with the tokens."""
+    """The inputs with a value for each token, which are ordered with the tokens."""
 
     # Arguments of a call with something for each token of the grids, one tensor or several, and
     # the dimension that the tokens are along.

@@ -1,9 +1,9 @@
 """The feed-forward layers of diffusers models: which of them can run sparse, and how.
 
 A layer runs sparse as one custom op. The op gets the layer's tag and fetches the live weights from
-the `FeedForwardSite` of that layer. Where something else is in charge of a linear (an active
-adapter, a quantizer, an offloading hook), the modules stay as diffusers made them and run dense.
-This is decided anew before every call, because adapters and hooks come and go.
+the `FeedForwardSite` of that layer. If something else is in charge of a linear (an active adapter,
+a quantizer, an offloading hook), the modules stay as diffusers made them and run dense. This is
+decided anew before every call, because adapters and hooks come and go.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class PatchedModule:
 
 
 class FeedForwardSite:
-    """A place in a model where a feed-forward layer is.
+    """The modules of a model that make up one feed-forward layer.
 
-    The offloading of the modules around its linears brings the weights. Of the patched modules,
-    each with its mixin, the last one calls the op.
+    The offloading of the modules around its linears brings the weights. Each patched module has its
+    mixin, and the last one calls the op.
     """
 
     def __init__(self, around: Sequence[Any], patched: Sequence[tuple[Any, type]]) -> None:
@@ -123,6 +123,7 @@ class FeedForwardSite:
         return make(*up, *down, form.activation, form.gate, *gate)
 
     def second_linear(self) -> torch.nn.Linear:
+        """Return the module of the second linear, without the adapters around it."""
         return without_adapters(self.linears().down)
 
     def keeps_its_layout(self) -> bool:
@@ -165,9 +166,11 @@ class FeedForwardModule(FeedForwardSite):
         super().__init__((block, self._module), [(self._module, PatchedFeedForward)])
 
     def linears(self) -> Linears:
+        """Return the module's linears as they are now, adapters included."""
         return linears_of(self._module, self._parts)
 
     def form(self) -> Form | str:
+        """Return the layer's form; a string is the reason why it cannot run sparse now."""
         if getattr(self._block, self._name) is not self._module:
             return "its module was replaced"
         if getattr(self._block, "_chunk_size", None) is not None:
@@ -202,7 +205,7 @@ class PatchedOwner:
 
     @property
     def mlp_hidden_dim(self) -> int:
-        """Neurons; where the input itself comes in their place, its channels."""
+        """The number of neurons; for an input that is passed on instead, its channels."""
         return self.chipsparse_width if runs_as_one(self) else self.__dict__["mlp_hidden_dim"]
 
     @property
@@ -232,6 +235,7 @@ class ParallelFeedForward(FeedForwardSite):
         super().__init__((block, self._owner), [*owner, *zip(self._modules, mixins, strict=True)])
 
     def patch(self, patches: Patches, tag: torch.Tensor) -> None:
+        """Prepare the modules, and set the width of the input where their owner splits by it."""
         if self.owner_splits:
             width = self._modules[0].in_features
             patches.set_attribute(self._owner, "chipsparse_width", width)
@@ -249,8 +253,8 @@ class ParallelFeedForward(FeedForwardSite):
     ) -> tuple[MLPWeights | Fp8MLPWeights, torch.Tensor, torch.Tensor | None]:
         """The live weights of the layer, and weight and bias of the attention's projection.
 
-        Where the first linear is one with the attention's projections, their rows stand before.
-        The common projection has the attention's columns, as many as `width`, then the neurons'.
+        If the first linear is one with the attention's projections, their rows come before. The
+        common projection has the attention's `width` columns, then the neurons'.
         """
         up, out, _ = self.linears()
         assert self._form is not None
@@ -267,6 +271,7 @@ class ParallelFeedForward(FeedForwardSite):
         return weights, projection, bias
 
     def form(self) -> Form | str:
+        """Return the layer's form, or the reason why one of its modules cannot run sparse now."""
         for name, module in zip(self.names, self._modules, strict=True):
             if without_adapters(getattr(self._owner, name)) is not module:
                 return f"its {name} was replaced"
@@ -317,6 +322,7 @@ class FusedParallelFeedForward(ParallelFeedForward):
         super().patch(patches, tag)
 
     def form(self) -> Form | str:
+        """Return the form; replaced attention processors are a further reason to run dense."""
         if stock_class(self._owner.processor).__name__ not in self.processors:
             return "the attention's processor, which computes it, was replaced"
         return super().form()
@@ -341,5 +347,6 @@ class GatedParallelFeedForward(ParallelFeedForward):
     owner_splits: ClassVar[bool] = True
 
     def form(self) -> Form | str:
+        """Return the form, with the gate in the second half of the first linear."""
         form = super().form()
         return form if isinstance(form, str) else replace(form, gate="second")

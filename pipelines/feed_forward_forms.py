@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from chipsparse.kernels.calls import Activation
 from chipsparse.kernels.checks import FLOATING
+from chipsparse.layout import Fp8Form
 from chipsparse.pipelines.diffusers_hooks import hooks_on
 from chipsparse.pipelines.patches import Patches, stock_class
-from chipsparse.sparse.layers.mlp_weights import Activation, Fp8Form, Gate, fp8_form
+from chipsparse.sparse.layers.mlp_weights import Gate, fp8_form
 
 # By what PyTorch calls it.
 GELU: Mapping[str, Activation] = MappingProxyType({"tanh": "gelu-tanh", "none": "gelu"})

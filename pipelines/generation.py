@@ -10,7 +10,7 @@ from chipsparse.pipelines.guidance_scales import GuidanceScales
 
 @dataclass
 class Generation:
-    """What is known of a generation: made anew when its number changes."""
+    """The state of one generation, replaced by a new one when the number changes."""
 
     number: int  # from 1; 0 before the first
     execution: Execution  # of the open call, or the last one

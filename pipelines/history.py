@@ -1,9 +1,8 @@
-"""Models that continue a video: earlier frames stand before the present ones in the sequence.
+"""Models that continue a video: earlier frames come before the present ones in the sequence.
 
 The earlier frames, older ones in larger patches, stay in the model's order. They count as one row
-of tokens before the grid of the present frames, which alone is put in order. The rotary embedding
-is made part by part, so that of the present frames is known by the frame numbers that it is made
-for.
+of tokens before the grid of the present frames, which alone is reordered. The rotary embedding is
+made part by part, so that of the present frames is known by the frame numbers that it is made for.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class History:
     patch: Callable[[Config, int], Grid]
 
     def __call__(self, config: Config, latents: Grid) -> tuple[Grid, ...]:
-        """Return the grid of the present frames, after as many earlier ones as pipelines pass."""
+        """Return the grid of the present frames, after the earlier ones that pipelines pass."""
         _, rows, columns = latents
         earlier = sum(
             tokens_of((frames, rows, columns), self.patch(config, factor))
@@ -101,5 +100,5 @@ class PresentFrames:
 
 
 def tokens_of(latents: Sequence[int], patch: Grid) -> int:
-    """Tokens of so many frames, rows and columns; the model repeats the edges of what is left."""
+    """Return the tokens of frames, rows and columns; the model fills up incomplete patches."""
     return math.prod(math.ceil(size / edge) for size, edge in zip(latents, patch, strict=True))

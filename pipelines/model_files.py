@@ -33,7 +33,7 @@ class ModelFolder:
 
     @property
     def medium(self) -> Medium | None:
-        """What the model makes; None where no bundled profile tells."""
+        """The medium that the model makes; None where no bundled profile tells."""
         known = self.transformer_class in profile_classes()
         return medium_of(self.transformer_class) if known else None
 

@@ -100,7 +100,7 @@ class ModelPatch:
     def claim_attention(self) -> None:
         """Route dispatched self-attention to our backend, and remember the modules' own.
 
-        Where tags travel on processors, each module gets a copy of its processor, because several
+        If tags travel on processors, each module gets a copy of its processor, because several
         modules may share one. Processors hand their ``_parallel_config`` to the backend as it is.
         """
         modules = self.self_attentions()

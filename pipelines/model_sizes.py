@@ -81,7 +81,7 @@ def size_multiples(model: Configs) -> Size:
 
 
 def pixels_of_patch(model: Configs) -> tuple[int, int, int]:
-    """Return the latent frames, pixel rows and pixel columns that one token stands for."""
+    """Return the latent frames, pixel rows and pixel columns of one token."""
     space, _ = vae_factors(model.vae_config)
     config = model.transformer_config
     time, height, width = patch_sizes(config)
@@ -102,11 +102,12 @@ class FrameChunks:
     latents: int = 1  # latent frames of a chunk
 
     def latents_of(self, frames: int) -> int:
+        """Return the latent frames of a video, at least 1; an incomplete chunk has none."""
         chunks = (frames - self.first) // self.frames
         return max(1, chunks * self.latents + self.latent_first)
 
     def frames_of(self, latents: int) -> int:
-        """Return the most frames of a video that has at most so many latent ones."""
+        """Return the most frames of a video that has at most this number of latent ones."""
         return (latents - self.latent_first) // self.latents * self.frames + self.first
 
 

@@ -36,4 +36,5 @@ class OneThread:
             self._lock.release()
 
     def is_inside(self) -> bool:
+        """Return True if the calling thread is the one that was let in."""
         return self._thread == threading.get_ident()

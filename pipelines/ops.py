@@ -83,7 +83,7 @@ def _under_autocast(
 
 
 class LayerServer(Protocol):
-    """What the ops ask of who serves the layers of a transformer."""
+    """The members that the ops use of an object that serves the layers of a transformer."""
 
     session: SparseSession
     patch: Any  # has what computes a layer as diffusers made it, and its weights
@@ -165,9 +165,9 @@ def parallel_feed_forward(
 ) -> torch.Tensor:
     """Feed-forward layer beside the attention of the tagged block, and their common projection.
 
-    From the attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by side, it
-    makes ``[B, N, C]``, with as many channels. Of weights in FP8, the attention's part and the
-    neurons are rounded by themselves where the model rounds them as one row.
+    `hidden` is the attention output ``[B, N, A]`` and the layer's input ``[B, N, C]``, side by
+    side; C is `channels`, also of the result. With weights in FP8, the attention's part and the
+    neurons are rounded apart, where the model rounds them as one row.
     """
     server, layer = _find(tag)
     session = server.session
@@ -186,7 +186,7 @@ def parallel_feed_forward(
 
 
 def attention_backend(other: Any = None) -> Any:
-    """The member of diffusers' ``AttentionBackendName`` that leads to `self_attention`.
+    """The member of diffusers' ``AttentionBackendName`` that is routed to `self_attention`.
 
     Added to the Enum on first use; diffusers looks backends up there and nowhere else. The other
     backend, None for the one that is active in diffusers, computes what our op does not.
@@ -207,7 +207,7 @@ def attention_backend(other: Any = None) -> Any:
 
 
 def is_claimed(module: Any) -> bool:
-    """Return whether an attention module leads to our op now; not where gradients are recorded."""
+    """Return whether an attention module is routed to our op now: never under gradients."""
     backend = getattr(module.processor, "_attention_backend", None)
     ours = getattr(backend, "is_chipsparse", False)  # as compiled code can ask
     return ours and not torch.is_grad_enabled()
@@ -216,7 +216,7 @@ def is_claimed(module: Any) -> bool:
 def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
     """The names of the arguments of the ``forward`` of a module's class, in order.
 
-    Of one that takes any and hands them on, they are called as in the class below.
+    If it takes any and hands them on, they have the names of the class below.
     """
     original: Any = getattr(module, "_orig_mod", module)  # of a compiled one
     names: dict[str, None] = {}

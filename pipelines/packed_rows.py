@@ -1,4 +1,4 @@
-"""The places of the video in a packed sequence of text, audio, conditions and itself."""
+"""The rows of the video in a packed sequence of text, audio, conditions and itself."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def video_last(
     video: torch.Tensor,
     tiles: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The order of a sequence with its video behind all others; waits for the device.
+    """Return the order of a sequence with its video after all else; waits for the device.
 
     The positions ``[..., N]`` are those of all rows, the video's rows ``[V]`` in raster order. The
     tiles ``[V]`` are the order to put the video's rows in, None for theirs. Returned are the row at

@@ -20,9 +20,9 @@ from chipsparse.pipelines.token_order import TokenOrder
 
 
 def leading_tokens(mask: torch.Tensor) -> tuple[int, ...] | None:
-    """The tokens that a mask ``[B, N]`` keeps of each sample; waits for the device.
+    """Return the tokens that a mask ``[B, N]`` keeps of each sample; waits for the device.
 
-    The mask is not 0 where a token is valid. None where a sample has valid tokens behind padding.
+    The mask is not 0 where a token is valid. None if a sample has valid tokens after padding.
     """
     valid = mask.bool().cpu()
     lengths = valid.sum(dim=1)
@@ -33,11 +33,11 @@ def leading_tokens(mask: torch.Tensor) -> tuple[int, ...] | None:
 
 
 class PaddedTextReader(CallReader):
-    """Reads the prompt masks of video models whose text stands after the video tokens.
+    """Reads the prompt masks of video models whose text comes after the video tokens.
 
-    Attention is ours only in calls that need no mask. Where the prompts of a batch differ in length
-    they do need it, and attention runs as the model's own; the text is cut to the longest of them
-    all the same.
+    Attention is ours only in calls that need no mask. If the prompts of a batch differ in length,
+    calls need it, and attention runs as the model's own; the text is still cut to the longest of
+    them.
     """
 
     # Arguments with text, and that with the mask of each; the first text has a token at least.

@@ -81,6 +81,7 @@ class PipelineCalls:
             runner.turn = self._turn
 
     def patch(self, patches: Patches) -> None:
+        """Follow the schedulers, and wrap the pipeline's call if its class can be subclassed."""
         patches.add_undo(self._restore)
         self._loop.follow_schedulers()
         if not callable(self._pipe):

@@ -25,6 +25,7 @@ class Patches:
             self._undo.pop()()
 
     def set_attribute(self, target: Any, name: str, value: Any) -> None:
+        """Set an attribute of an instance; undoing restores the former one, or deletes it."""
         had = name in vars(target)
         old = vars(target).get(name)
         setattr(target, name, value)
@@ -48,24 +49,26 @@ class Patches:
         self.add_undo(lambda: setattr(target, "__class__", base))
 
     def add_hook(self, handle: Any) -> None:
+        """Note a hook that was registered: it counts as ours, and undoing removes it."""
         self.hook_numbers.add(handle.id)
         self.add_undo(handle.remove)
 
     def add_undo(self, step: Callable[[], None]) -> None:
+        """Note what takes a change back; it is called before the steps that were noted earlier."""
         self._undo.append(step)
 
 
 class WholePatched(metaclass=StockLike):
     """Mixin of patched objects that users hold, pipelines and transformers, as opposed to layers.
 
-    The class stands for one object for as long as that is patched: instances that somebody makes of
-    it are of the stock class, and copies and pickles, which would share or lose our state, are
-    refused.
+    The class has one object, while that is patched. New instances are of the stock class. Copies
+    and pickles would share or lose our state, so they are refused.
     """
 
     chipsparse_base: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return an instance of the stock class: this one is of a single object."""
         return cls.chipsparse_base(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

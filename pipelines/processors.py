@@ -2,7 +2,7 @@
 
 A family's mixin of the stock processor computes what that does, but hands q, k and v to diffusers'
 dispatcher, and so to our backend. It does that for tagged calls only: all others are the stock
-processor's. Where a stock processor takes no mask, or reshapes it, its ``_parallel_config`` carries
+processor's. If a stock processor takes no mask, or reshapes it, its ``_parallel_config`` carries
 the tag.
 """
 
@@ -25,7 +25,7 @@ class DispatchingProcessor:
 class JointProcessor(DispatchingProcessor):
     """Mixin of a processor of joint attention; the tag comes as the attention mask.
 
-    Video or image tokens stand before the text, and each stream has linears of its own.
+    Video or image tokens come before the text, and each stream has linears of its own.
     """
 
     def __call__(
@@ -74,7 +74,7 @@ class JointProcessor(DispatchingProcessor):
         return dropout(project(first)), behind if project_text is None else project_text(behind)
 
     def rotated(self, states: torch.Tensor, rotary: Any) -> torch.Tensor:
-        """Queries or keys of the first stream behind the rotary embedding, if there is one."""
+        """Return queries or keys of the first stream after the rotary embedding, if any."""
         return states
 
 
@@ -99,7 +99,7 @@ def split_heads(states: torch.Tensor, attention: Any) -> torch.Tensor:
 
 
 def normed(states: torch.Tensor, norm: Any | None) -> torch.Tensor:
-    """Queries or keys behind the norm of each head, if there is one."""
+    """Return queries or keys after the norm of each head, if there is one."""
     return states if norm is None else norm(states)
 
 
@@ -109,7 +109,7 @@ def _stream(
     linears: list[Any],
     norms: list[Any],
 ) -> list[torch.Tensor]:
-    """Query, key and value of one stream, behind their norms."""
+    """Return query, key and value of one stream, after their norms."""
     return [
         normed(split_heads(linear(states), attention), norm)
         for linear, norm in zip(linears, norms, strict=True)

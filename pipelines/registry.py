@@ -67,7 +67,8 @@ def why_refused(transformer: Any) -> str:
 def _hands_on(forward: Any, overridden: Any) -> bool:
     """Return whether a method takes all arguments of the one that it overrides, and calls that.
 
-    Of one that takes whatever it is given the signature says so, of others their code.
+    If it takes ``*args, **kwargs``, its signature is enough; otherwise its code must call
+    ``forward``.
     """
     taken, known = (inspect.signature(method).parameters for method in (forward, overridden))
     kinds = [parameter.kind for parameter in taken.values()][1:]

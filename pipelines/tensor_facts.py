@@ -43,7 +43,7 @@ class TensorFacts(Generic[Fact]):
     """A function of tensors that waits for the device once for each of them, not at every call.
 
     Pipelines pass the same masks and embeddings at every step, one of each for a guidance branch.
-    Where the calls are not undisturbed, inference tensors are compared at every call.
+    Unless the calls are undisturbed, inference tensors are compared at every call.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ MOST_GRIDS = 8  # more than that are no images, but positions of another kind
 
 
 def patched(latents: Grid, patch: Grid) -> tuple[Grid]:
-    """The one grid of whole patches of so many frames, rows and columns."""
+    """Return the one grid of whole patches of frames, rows and columns."""
     frames, rows, columns = (size // edge for size, edge in zip(latents, patch, strict=True))
     return ((frames, rows, columns),)
 
@@ -36,14 +36,14 @@ def frame_by_frame(tokens: Grid) -> tuple[Grid, ...]:
 
 
 def fitting(grids: tuple[Grid, ...] | None, tokens: int) -> tuple[Grid, ...]:
-    """Grids, or one row where they do not make up so many tokens: the model says what is wrong."""
+    """Return the grids, or one row if they do not make up all tokens: the model then complains."""
     if grids is None or sum(map(math.prod, grids)) != tokens:
         return ((1, 1, tokens),)
     return grids
 
 
 def grids_of(ids: torch.Tensor) -> tuple[Grid, ...] | None:
-    """The full grids of image tokens, one behind the other, that position ids name.
+    """Return the full grids of image tokens, one after the other, that position ids name.
 
     The ids ``[N, D]``, or ``[B, N, D]`` with the same for all samples, are image, row and column of
     each token in any dtype, and what else there is. Waits for the device. Each grid is (1, rows,
@@ -74,10 +74,10 @@ def _matching(ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> int
 
 
 def grids_at(coordinates: torch.Tensor) -> tuple[Grid, ...] | None:
-    """The full grids of video tokens, one behind the other, that coordinates name.
+    """Return the full grids of video tokens, one after the other, that coordinates name.
 
-    Those are ``[3, N]``: time, row and column of each token. Waits for the device. Each grid is
-    (frames, rows, columns), all with frames of one size; a new one begins where time does not go
+    Coordinates are ``[3, N]``: time, row and column of each token. Waits for the device. Each grid
+    is (frames, rows, columns), all with frames of one size; a new one begins where time does not go
     on. None where the coordinates form no such grids.
     """
     time, row, column = coordinates.cpu()
@@ -105,9 +105,10 @@ def grids_at(coordinates: torch.Tensor) -> tuple[Grid, ...] | None:
 def reorder_patches(latents: torch.Tensor, patch: Grid, order: torch.Tensor) -> torch.Tensor:
     """Moves patches, each as a whole, for models that cut them within a compiled block.
 
-    A hook behind such a patch embedding would be part of its graph. The embedding treats all
-    patches alike, so its tokens come out in this order. Of latents ``[B, C, F, H, W]``, the
-    ``i``-th place in raster order gets the patch ``order[i]``, int64 ``[N]``. Rests of patches go.
+    A hook after such a patch embedding would be part of its graph. The embedding treats all patches
+    alike, so its tokens come out in this order. The ``i``-th position of latents ``[B, C, F, H,
+    W]``, in raster order, gets the patch ``order[i]``, int64 ``[N]``. Incomplete patches are
+    dropped.
     """
     batch, channels = latents.shape[:2]
     grid = [size // edge for size, edge in zip(latents.shape[2:], patch, strict=True)]

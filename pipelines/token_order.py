@@ -1,7 +1,7 @@
 """The order of a transformer's tokens: hooks where they enter and leave, and where they are cut.
 
-Hooks stand outside of the blocks. A family whose tokens enter or leave otherwise has a token order
-of its own.
+Hooks are outside of the blocks. A family whose tokens enter or leave otherwise has a token order of
+its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TokenOrder:
         self.patches.add_hook(module.register_forward_hook(hook, **options))
 
     def replace_method(self, name: str, method: Callable[..., Any]) -> None:
-        """Put a method in the place of the model's own, which it gets before the arguments."""
+        """Replace a method of the model, which the new one gets before the arguments."""
         stock = getattr(self.model, name)
         replaced = functools.wraps(stock)(functools.partial(method, stock))
         self.patches.set_attribute(self.model, name, replaced)
@@ -92,7 +92,7 @@ class TokenOrder:
 
     @property
     def moves_tokens(self) -> bool:
-        """True if the tokens of the open call are put in order, or cut for several processes."""
+        """True if the tokens of the open call are reordered, or cut for several processes."""
         return self.session.tile_order is not None or self.split is not None
 
     def ordered(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:

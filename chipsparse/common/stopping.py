@@ -23,7 +23,6 @@ TYPE_CHECKING = False  # `typing` takes longer to import than all else here
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
-    from typing import Any
 
 # What asks a program to stop besides Ctrl-C: `kill`, a closed terminal. Windows has no SIGHUP.
 STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -188,7 +187,7 @@ def listening() -> Iterator[None]:
     wakeup = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     watch = threading.Thread(target=_watch, args=(heard, {*before}), daemon=True)
 
-    def unraisable(args: Any) -> None:
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
         """End where Python could not raise it, as within a destructor, and would go on."""
         if issubclass(args.exc_type, KeyboardInterrupt):
             end(_state.asked or signal.SIGINT)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeVar
 if TYPE_CHECKING:
     from typing import Self
 
+T = TypeVar("T")
 V = TypeVar("V", bound="Validated")
 
 UNIONS = (typing.Union, types.UnionType)
@@ -33,13 +34,13 @@ _SHORT.maxother = 80
 
 
 def option(
-    default: Any,
+    default: T,
     help: str,
     *,
     minimum: float | None = None,
     maximum: float | None = None,
     former: Mapping[str, str] | None = None,
-) -> Any:
+) -> T:
     """Return a dataclass field.
 
     Args:
@@ -58,7 +59,7 @@ def assert_never(value: NoReturn) -> NoReturn:
     raise AssertionError(f"unexpected {value!r}")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value in the form of messages: its ``repr``, shortened."""
     try:
         text = " ".join(_SHORT.repr(value).split())
@@ -119,18 +120,18 @@ class Validated:
         return cls(**words)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Validated):
         return value.words()
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 @functools.cache  # to look them up takes most of the time of making a config
-def _hints(cls: Any) -> dict[str, Any]:
+def _hints(cls: object) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def build(cls: type[V], data: Any, path: str = "") -> V:
+def build(cls: type[V], data: object, path: str = "") -> V:
     """Return a (nested) frozen dataclass of mappings; errors name the path of what is wrong."""
     if not isinstance(data, Mapping):
         allowed = ", ".join(item.name for item in dataclasses.fields(cls))
@@ -143,7 +144,7 @@ def build(cls: type[V], data: Any, path: str = "") -> V:
         raise ValueError(f"{prefix}{error}") from None
 
 
-def _checked(value: Any, kind: Any, path: str) -> Any:
+def _checked(value: object, kind: object, path: str) -> object:
     """Return the value in its declared type (lists become tuples), or raise `ValueError`."""
     value = _unboxed(value)
     origin = typing.get_origin(kind)
@@ -155,13 +156,13 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
     if origin is dict and isinstance(value, Mapping):
         return dict(value)
     if _is_plain(value, kind):
-        return float(value) if kind is float else value
+        return float(value) if kind is float and isinstance(value, (int, float)) else value
     if isinstance(kind, type) and issubclass(kind, Validated):
         return build(kind, value, path)
     raise _unexpected(value, kind, path)
 
 
-def _of_union(value: Any, kind: Any, path: str) -> Any:
+def _of_union(value: object, kind: object, path: str) -> object:
     """Return the value in the first of several types that takes it."""
     arguments = typing.get_args(kind)
     if value is None and type(None) in arguments:
@@ -175,7 +176,7 @@ def _of_union(value: Any, kind: Any, path: str) -> Any:
     raise _unexpected(value, kind, path)
 
 
-def _is_plain(value: Any, kind: Any) -> bool:
+def _is_plain(value: object, kind: object) -> bool:
     """Return whether a value is of a declared type that has no parts."""
     origin = typing.get_origin(kind)
     if origin is Literal:
@@ -187,27 +188,30 @@ def _is_plain(value: Any, kind: Any) -> bool:
     if kind is float:
         # A whole number may be beyond all floats.
         return isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST_FLOAT)
-    return isinstance(value, kind)
+    return isinstance(kind, type) and isinstance(value, kind)
 
 
-def _unexpected(value: Any, kind: Any, path: str) -> ValueError:
+def _unexpected(value: object, kind: object, path: str) -> ValueError:
     return ValueError(f"{path}: expected {_describe(kind)}, got {shown(value)}")
 
 
-def _unboxed(value: Any) -> Any:
+def _unboxed(value: object) -> object:
     """Return Python's number, bool or text for a scalar of NumPy, which need not be imported."""
     of_numpy = type(value).__module__.partition(".")[0] == "numpy"
-    return value.item() if of_numpy and getattr(value, "shape", None) == () else value
+    if of_numpy and hasattr(value, "item") and getattr(value, "shape", None) == ():
+        unboxed: object = value.item()
+        return unboxed
+    return value
 
 
-def _check_former(value: Any, item: dataclasses.Field[Any]) -> None:
+def _check_former(value: object, item: dataclasses.Field[Any]) -> None:
     """Raises `ValueError` for a word that a field took once."""
     former = item.metadata["former"]
     if isinstance(value, str) and value in former:
         raise ValueError(f"{item.name}: {value} is now {former[value]}")
 
 
-def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
+def _check_bounds(value: object, item: dataclasses.Field[Any]) -> None:
     low = item.metadata.get("minimum")
     high = item.metadata.get("maximum")
     if isinstance(value, int) and abs(value) > LARGEST:
@@ -220,7 +224,7 @@ def _check_bounds(value: Any, item: dataclasses.Field[Any]) -> None:
             raise ValueError(f"{item.name}: expected a number {allowed}, got {shown(number)}")
 
 
-def _describe(kind: Any) -> str:
+def _describe(kind: object) -> str:
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin in UNIONS:
@@ -231,5 +235,10 @@ def _describe(kind: Any) -> str:
         return f"a list ({_describe(arguments[0])} each)"
     if origin is dict:
         return "a mapping"
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    names: dict[object, str] = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+    }
     return names.get(kind, getattr(kind, "__name__", str(kind)))

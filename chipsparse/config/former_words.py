@@ -65,7 +65,7 @@ def _field(name: str) -> str:
     return FORMER.get(name, name).rpartition(".")[2]
 
 
-def _flow(value: Any) -> str:
+def _flow(value: object) -> str:
     """Return plain values as YAML on one line."""
     if isinstance(value, Mapping):
         return ", ".join(

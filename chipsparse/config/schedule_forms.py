@@ -231,7 +231,7 @@ def read_form(words: Mapping[str, Any]) -> Form:
     return build(kind, value, key)
 
 
-def _read_branches(words: Any) -> Branches:
+def _read_branches(words: object) -> Branches:
     if not isinstance(words, Mapping):
         raise ValueError(f"branches: expected a mapping from branches to forms, got {shown(words)}")
     try:
@@ -241,7 +241,7 @@ def _read_branches(words: Any) -> Branches:
         raise ValueError(f"branches.{error}") from None
 
 
-def _read_branch(branch: str, words: Any) -> BranchForm:
+def _read_branch(branch: str, words: object) -> BranchForm:
     """Return the form of one branch, which is none that has others within."""
     if isinstance(words, BRANCH_FORMS):
         return words

@@ -270,7 +270,7 @@ def _drop_other_forms(data: dict[str, Any], path: Sequence[str]) -> None:
         inner = inner.get(group)
 
 
-def _set(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def _set(data: dict[str, Any], path: Sequence[str], value: object) -> None:
     """Put a value where a path leads; raise `ValueError` where there is no such group."""
     inner = data
     above = ""

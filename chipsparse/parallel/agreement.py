@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,7 @@ from chipsparse.sparse.plan import Action
 class BranchColumns:
     """Hands the columns that the first branch chose to those on other processes, layer by layer."""
 
-    def __init__(self, group: Any, peers: Peers) -> None:
+    def __init__(self, group: dist.ProcessGroup, peers: Peers) -> None:
         self._group = group
         self._peers = peers
         self._source = dist.get_process_group_ranks(group)[0]

@@ -49,7 +49,7 @@ class Swap:
 class HeadExchange:
     """The exchanges of one process with others of its group, which all make the same in order."""
 
-    def __init__(self, group: Any, peers: Peers) -> None:
+    def __init__(self, group: dist.ProcessGroup, peers: Peers) -> None:
         self.peers = peers
         self.rank = dist.get_rank(group)
         self.ranks = dist.get_world_size(group)
@@ -127,7 +127,7 @@ class HeadExchange:
                 self._windows[name].meet()
             done = self._beside.record_event()
 
-        def wait(_kept: Any = tensors) -> None:
+        def wait(_kept: object = tensors) -> None:
             now.wait_event(done)
 
         return wait
@@ -155,7 +155,7 @@ class HeadExchange:
                 async_op=True,
             )
 
-        def wait(_kept: Any = sent) -> None:
+        def wait(_kept: object = sent) -> None:
             with self.peers.exchange():
                 work.wait()
             of_places = received.split([place.numel() for place in places])

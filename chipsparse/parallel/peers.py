@@ -12,12 +12,14 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from chipsparse.common.errors import first_line
+
+T = TypeVar("T")
 
 TIMEOUT_SECONDS = 120.0  # of processes that take part in the same call
 GRACE_SECONDS = 5.0  # until who is still there has said so, after a connection broke
@@ -55,7 +57,7 @@ class Peers:
     def __len__(self) -> int:
         return len(self.names)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """Return what all say here, in order, as JSON; `PeerError` if one failed or is late."""
         self._rounds += 1
         self._say("said", value)
@@ -75,9 +77,11 @@ class Peers:
         self._store.delete_key(f"{self._rounds - 1}/{self.rank}")
         return said
 
-    def first(self, value: Any) -> Any:
+    def first(self, value: T) -> T:
         """Return what the first process says, which so decides for all."""
-        return self.gather(value if self.rank == 0 else None)[0]
+        said: list[Any] = self.gather(value if self.rank == 0 else None)
+        decided: T = said[0]
+        return decided
 
     def least(self, *numbers: int) -> tuple[int, ...]:
         """Return the lowest that any process says of each number."""
@@ -131,7 +135,7 @@ class Peers:
             return f"{' and '.join(silent)} is gone or hangs: {reason}"
         return reason
 
-    def _say(self, kind: str, value: Any) -> None:
+    def _say(self, kind: str, value: object) -> None:
         self._store.set(f"{self._rounds}/{self.rank}", json.dumps([kind, value]))
 
     def _answers(self, timeout_s: float) -> Iterator[tuple[str, Any]]:

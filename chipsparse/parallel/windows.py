@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from chipsparse.parallel.peers import Peers
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import _SymmetricMemory
 
 # A GPU that waits so long for another gives up, as NCCL does; its process can then only end.
 TIMEOUT_MS = 600_000
@@ -28,7 +32,7 @@ class Windows:
 
     def __init__(
         self,
-        group: Any,
+        group: dist.ProcessGroup,
         peers: Peers,
         nbytes: int,
         device: torch.device,
@@ -41,6 +45,7 @@ class Windows:
             self._own = torch.empty(nbytes, dtype=torch.uint8, device=device)
             return
         memory = _symmetric_memory()
+        assert memory is not None  # where it is missing, no GPU reaches another one
         error = None
         try:
             # Not as `empty` does, which may take it from a pool: then it is of different sizes.
@@ -68,10 +73,10 @@ class Windows:
         self._handle.barrier(timeout_ms=TIMEOUT_MS)
 
 
-def gpus_reach(group: Any, peers: Peers, device: torch.device) -> bool:
+def gpus_reach(group: dist.ProcessGroup, peers: Peers, device: torch.device) -> bool:
     """Return True where all GPUs of a group write to each other's memory; processes agree."""
     own = _number(device)
-    numbers = peers.gather(own)
+    numbers: list[Any] = peers.gather(own)
     # Processes of other hosts, or of one GPU each that all call 0, have equal numbers.
     here = None not in numbers and len(set(numbers)) == len(numbers) == peers.on_this_host
     able = own is not None and here
@@ -108,7 +113,7 @@ def _reaches(own: int | None, other: int) -> bool:
     return False
 
 
-def _symmetric_memory() -> Any:
+def _symmetric_memory() -> type[_SymmetricMemory] | None:
     """PyTorch's class of such memory; None where it has none."""
     try:
         from torch._C._distributed_c10d import _SymmetricMemory

@@ -163,7 +163,7 @@ class Profile:
 class _ProfileLoader(yaml.SafeLoader):
     """YAML in which no field stands twice, and no alias, which may stand for millions of fields."""
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         names = set()
         for key, _ in node.value:
@@ -173,7 +173,7 @@ class _ProfileLoader(yaml.SafeLoader):
                 names.add(key.value)
         return node
 
-    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             _refuse("an alias; write its fields out", self.peek_event().start_mark)
         return super().compose_node(parent, index)
@@ -278,7 +278,7 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> Any:  # noqa: ANN401 - what YAML has, which callers check
     """Return the values of a file; raise `ValueError` as `load_profile` does."""
     problem = "not valid YAML"
     reason = ""

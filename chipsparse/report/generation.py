@@ -56,7 +56,7 @@ class GenerationReport(GenerationRecord):
         self._begun = True
 
     def end_call(self, *, finished: bool) -> None:
-        """Set and warn of `nothing_sparse` behind a call of the pipeline."""
+        """Set `nothing_sparse` after a call of the pipeline, and warn of it."""
         self._begun = False
         if any(record.used_caches for record in self.steps):
             self.nothing_sparse = None
@@ -161,7 +161,7 @@ class GenerationReport(GenerationRecord):
             warn_user(reason.text, category)
 
     def correct(self, steps: range) -> None:
-        """Note the last steps that were put right."""
+        """Note which of the skipped steps in this range were corrected."""
         for record in reversed(self.steps):
             if record.generation != self.generation or record.step < steps.start:
                 break

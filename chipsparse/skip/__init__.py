@@ -1,5 +1,5 @@
 """The actions of denoising steps, and the outputs of skipped ones.
 
-`schedule` gives each step its action. `outputs` stand in for what was skipped, and
-`correction` puts skipped steps right afterwards.
+`timetable` gives each step its action. `outputs` builds the output of a skipped step, and
+`correction` corrects skipped steps afterwards.
 """

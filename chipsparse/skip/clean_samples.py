@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from chipsparse.skip.correction import PER_TOKEN, STEP_ARGUMENTS
+from chipsparse.skip.scheduler import Scheduler, Stepped
 from chipsparse.skip.step_log import StepKind, StepOrigin
 
 # Classes of diffusers, by how they compute a clean sample. The first ones go from noise to a clean
@@ -88,7 +89,7 @@ class _CleanSample(NamedTuple):
 
 
 def clean_sample_form(
-    scheduler: Any,  # of diffusers
+    scheduler: Scheduler,  # of diffusers
     step: int | None,  # its index; None if the scheduler does not count
     arguments: Mapping[str, Any],  # of the scheduler's `step`, by name
 ) -> CleanSampleForm | None:
@@ -122,7 +123,7 @@ def clean_sample_form(
     return None
 
 
-def _known_name(scheduler: Any) -> str | None:
+def _known_name(scheduler: Scheduler) -> str | None:
     """Return the class of diffusers that a scheduler is of, or derived from; None for others."""
     known = {*STRAIGHT_FLOW, *GROWING_VARIANCE, *CONSTANT_VARIANCE, *BY_THEIR_SIGMAS}
     return next((base.__name__ for base in type(scheduler).__mro__ if base.__name__ in known), None)
@@ -154,13 +155,13 @@ class NoisySteps:
 
     def __init__(
         self,
-        scheduler: Any,
+        scheduler: Scheduler,
         step: Callable[..., Any],  # its own, whatever else that does
         parameters: Sequence[str],  # the names of the parameters of `step`, in their order
         # Returns the origin of the step's outputs; None if it is unknown, or nothing is skipped.
         origin: Callable[[], StepOrigin | None],
         # Is told at each computed step that adds noise whether its clean sample is known.
-        noted: Callable[[Any, bool], None],
+        noted: Callable[[Scheduler, bool], None],
     ) -> None:
         self._scheduler = scheduler
         self._step = step
@@ -170,13 +171,14 @@ class NoisySteps:
         self._computed: list[_CleanSample] = []  # of the last computed steps, two at most
         self.adds_noise = False  # the last step added noise
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Stepped:
         """Step the scheduler, at a skipped step with the output that leads to the clean sample."""
         origin = self._origin()
         arguments = dict(zip(self._parameters, args, strict=False)) | kwargs
         if origin is None or not arguments.keys() >= set(STEP_ARGUMENTS):
             self.drop()
-            return self._step(*args, **kwargs)
+            unchanged: Stepped = self._step(*args, **kwargs)
+            return unchanged
         sample = arguments["sample"]
         output = arguments["model_output"]
         if origin.kind is StepKind.REUSED:
@@ -188,7 +190,7 @@ class NoisySteps:
                 args = (*args[:position], output, *args[position + 1 :])
         generators = _generators(arguments, sample.device)
         before = [generator.get_state() for generator in generators]
-        stepped = self._step(*args, **kwargs)
+        stepped: Stepped = self._step(*args, **kwargs)
         drawn = any(
             not torch.equal(generator.get_state(), state)
             for generator, state in zip(generators, before, strict=True)
@@ -270,7 +272,7 @@ def _generators(arguments: Mapping[str, Any], device: torch.device) -> list[torc
     return generators
 
 
-def _is_given_noise(scheduler: Any, arguments: Mapping[str, Any]) -> bool:
+def _is_given_noise(scheduler: Scheduler, arguments: Mapping[str, Any]) -> bool:
     """Return whether a step's noise is an argument, or the scheduler has generators of its own."""
     given = arguments.get("variance_noise")
     return given is not None or getattr(scheduler, "noise_sampler", None) is not None
@@ -281,7 +283,7 @@ def clean_bytes(latents: torch.Tensor) -> int:
     return 2 * 4 * latents.numel()
 
 
-def step_parameters(scheduler: Any) -> tuple[str, ...]:
+def step_parameters(scheduler: Scheduler) -> tuple[str, ...]:
     """Return the names of the parameters of a scheduler's `step`, in the order of pipelines.
 
     A `step` of the user's may have other names, or take any arguments. Pipelines call it like the

@@ -99,7 +99,7 @@ class Conditions:
         return changed
 
 
-def _parts(whole: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _parts(whole: object) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield the tensors and plain values of something with their place in it, and nothing else."""
     if isinstance(whole, torch.Tensor):
         yield (), _Seen.of(whole)
@@ -112,7 +112,7 @@ def _parts(whole: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
                 yield (key, *place), value
 
 
-def _are_same(new: Any, old: Any) -> bool:
+def _are_same(new: object, old: object) -> bool:
     if isinstance(new, _Seen) and isinstance(old, _Seen):
         return new.is_same(old)
     return type(new) is type(old) and bool(new == old)

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from chipsparse.skip.scheduler import Scheduler, Stepped
 from chipsparse.skip.step_log import StepKind, StepOrigin
 
 SOLVERS = (  # classes of diffusers whose steps are linear in a straight flow
@@ -115,7 +116,7 @@ class SkippedInterval:
         self.clean = clean
 
     def latent_correction(self) -> torch.Tensor:
-        """Return what is to be added to the latents, which is nothing for tokens held fixed."""
+        """Return what is to be added to the latents, which is 0 for tokens that do not change."""
         now = Trajectories(*self.trajectories)
         correction = now.corrected - now.as_computed
         return correction if self.denoised_tokens is None else self.denoised_tokens * correction
@@ -136,7 +137,7 @@ class CorrectedSteps:
         self,
         # One of `SOLVERS`, or a subclass, whose solver is linear and deterministic. Its `sigmas`
         # fall to 0 or, inverted, rise to 1, and its `step_index` is the index of the next step.
-        scheduler: Any,
+        scheduler: Scheduler,
         step: Callable[..., Any],  # its own, whatever else that does
         # Returns the origin of the step's outputs; None if it is unknown, or nothing is skipped.
         origin: Callable[[], StepOrigin | None],
@@ -150,7 +151,7 @@ class CorrectedSteps:
         self._sigmas = _ReadSigmas(None, 0, [])
         self.is_located = True  # False if the scheduler does not count its steps
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Stepped:
         """Step the scheduler, after a correction if this step is full and others were skipped."""
         further = map(str, range(len(STEP_ARGUMENTS), len(args)))
         names = [*STEP_ARGUMENTS[: len(args)], *further]
@@ -159,7 +160,8 @@ class CorrectedSteps:
         self._interval = None
         origin = self._origin() if arguments.keys() >= set(STEP_ARGUMENTS) else None
         if origin is None:
-            return self._step(*args, **kwargs)
+            unchanged: Stepped = self._step(*args, **kwargs)
+            return unchanged
         # With timesteps per token, schedulers want outputs that point against the flow.
         negates = arguments.get(PER_TOKEN) is not None
         if negates:
@@ -172,7 +174,10 @@ class CorrectedSteps:
         passed = dict(arguments)
         if negates:
             passed["model_output"] = -passed["model_output"]
-        stepped = self._step(*map(passed.get, names), **{name: passed[name] for name in kwargs})
+        stepped: Stepped = self._step(
+            *map(passed.get, names),
+            **{name: passed[name] for name in kwargs},
+        )
         self._interval = self._interval_after(interval, origin, arguments, stepped)
         return stepped
 
@@ -190,7 +195,7 @@ class CorrectedSteps:
         interval: SkippedInterval | None,
         origin: StepOrigin,
         arguments: dict[str, Any],
-        stepped: Any,
+        stepped: Stepped,
     ) -> SkippedInterval | None:
         """Return the interval after a step with this result; None if there is none."""
         step = self._scheduler.step_index
@@ -317,7 +322,7 @@ class HistorySlot:
         self.container[self.key] = tensor
 
 
-def solver_history_slots(scheduler: Any) -> list[HistorySlot]:
+def solver_history_slots(scheduler: Scheduler) -> list[HistorySlot]:
     """Return where a multistep solver now has tensors of the latents' size; none for Euler's."""
     attributes = vars(scheduler)
     outputs = attributes.get("model_outputs", [])
@@ -337,19 +342,18 @@ def _sum(tensor: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
     return (tensor.float() + change).to(tensor.dtype)
 
 
-def held_bytes(scheduler: Any, latents: torch.Tensor) -> int:
+def held_bytes(scheduler: Scheduler, latents: torch.Tensor) -> int:
     """Return the bytes that an interval takes at most, in fp32 tensors of the latents' size."""
     history = len(getattr(scheduler, "model_outputs", [])) + hasattr(scheduler, "last_sample")
     return 4 * latents.numel() * (1 + 3 * (2 + history))
 
 
-def solver_class(scheduler: Any) -> type | None:
+def solver_class(scheduler: Scheduler) -> type | None:
     """Return the class of diffusers among `SOLVERS` that a scheduler is of, or None."""
     bases = reversed(type(scheduler).__mro__)
     return next((base for base in bases if base.__name__ in SOLVERS), None)
 
 
-def latents_of(stepped: Any) -> torch.Tensor:
+def latents_of(stepped: Stepped) -> torch.Tensor:
     """Return the latents of a scheduler's step, in either form of its result."""
-    latents: torch.Tensor = stepped.prev_sample if hasattr(stepped, "prev_sample") else stepped[0]
-    return latents
+    return stepped.prev_sample if hasattr(stepped, "prev_sample") else stepped[0]

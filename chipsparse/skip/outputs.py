@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -36,7 +36,7 @@ class _TensorLeaf:
 TENSOR = _TensorLeaf()
 
 
-def flatten(result: Any) -> tuple[HeldTensors, OutputForm]:
+def flatten(result: object) -> tuple[HeldTensors, OutputForm]:
     """Return the tensors of a result in a fixed order, and its form.
 
     Args:
@@ -67,19 +67,20 @@ def flatten(result: Any) -> tuple[HeldTensors, OutputForm]:
     return tuple(tensors), OutputForm(spec, tuple(leaves))
 
 
-def rebuild(form: OutputForm, tensors: HeldTensors) -> Any:
+def rebuild(form: OutputForm, tensors: HeldTensors) -> object:
     """Return a result of a form, with these tensors in the order of `flatten`."""
     return _rebuild(form, iter(tensors))
 
 
-def _rebuild(form: OutputForm, rest: Iterator[torch.Tensor]) -> Any:
+def _rebuild(form: OutputForm, rest: Iterator[torch.Tensor]) -> object:
     # No inner function: one that calls itself would keep the tensors until a garbage collection.
-    leaves = []
+    leaves: list[object] = []
     for leaf in form.leaves:
         if leaf is TENSOR:
             leaves.append(next(rest))
         elif isinstance(leaf, _Dataclass):
-            leaves.append(leaf.made(**_rebuild(leaf.fields, rest)))
+            named = cast("dict[str, object]", _rebuild(leaf.fields, rest))
+            leaves.append(leaf.made(**named))
         else:
             leaves.append(leaf)
     return pytree.tree_unflatten(leaves, form.spec)
@@ -102,7 +103,7 @@ class HeldOutput(NamedTuple):
 class HeldOutputs:
     """The last output that each guidance branch computed, or the last two.
 
-    A skipped call at timestep t gives the last one, v1, or goes on along the line through both,
+    A skipped call at timestep t reuses the last one, v1, or extrapolates the line through both,
     ``v1 + share * (t - t1) / (t1 - t0) * (v1 - v0)``. In flow matching, where t is proportional to
     the noise and v is a velocity, that is a linear forecast in the solver's own variable. A result
     with several tensors is forecast tensor by tensor.
@@ -114,7 +115,7 @@ class HeldOutputs:
     def __contains__(self, branch: str) -> bool:
         return branch in self._held
 
-    def hold(self, branch: str, time: float, result: Any, *, both: bool = False) -> None:
+    def hold(self, branch: str, time: float, result: object, *, both: bool = False) -> None:
         """Keep a copy of a branch's result, and the result before it only if asked to.
 
         Args:
@@ -134,16 +135,16 @@ class HeldOutputs:
         self._held.pop(branch, None)
 
     def reach(self, branch: str, time: float) -> float:
-        """Return how far a timestep is beyond the last output, in distances of the last two.
+        """Return the extrapolation distance of a timestep, in distances of the last two outputs.
 
-        Without a line through two timesteps that is 0.
+        It is 0 without a line through two timesteps.
         """
         *before, last = self._held[branch]
         if not before or last.time == before[0].time:
             return 0.0
         return (time - last.time) / (last.time - before[0].time)
 
-    def output(self, branch: str, reach: float = 0.0) -> Any:
+    def output(self, branch: str, reach: float = 0.0) -> object:
         """Return a new result: the last one of a branch plus a fraction of its last change."""
         *before, last = self._held[branch]
         if reach == 0.0:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chipsparse.common.stock_like import BASE, StockLike, subclass_like
+from chipsparse.skip.scheduler import Scheduler
 
 Step = Callable[..., Any]
 MEMBERS = ("__new__", "step", "__reduce_ex__", "__deepcopy__")  # of `PatchedStep`
@@ -27,7 +28,8 @@ class PatchedStep:
     chipsparse_base: Any  # the stock class
     chipsparse_wrappers: ClassVar[StepWrappers]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - mypy wants one of cls
+        """Return an instance of the stock class: this one is of a single object."""
         return cls.chipsparse_base(*args, **kwargs)
 
     @property
@@ -44,14 +46,14 @@ class PatchedStep:
         if vars(self).pop("step", None) is None:
             raise AttributeError("step")
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         stock = self.chipsparse_base
         make, arguments, *rest = stock.__reduce_ex__(self, protocol)
         if make is copyreg.__newobj__:  # type: ignore[attr-defined]
             make = object.__new__  # pickle would want the object's own class for the former
         return (make, tuple(stock if item is type(self) else item for item in arguments), *rest)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> object:
         twin = copy.copy(self)
         memo[id(self)] = twin
         vars(twin).update(copy.deepcopy(vars(self), memo))
@@ -69,7 +71,7 @@ class _Wrapper:
 class StepWrappers:
     """The wrappers around the step of one scheduler, which are taken off in any order."""
 
-    def __init__(self, scheduler: Any, stock: type) -> None:
+    def __init__(self, scheduler: Scheduler, stock: type) -> None:
         self.scheduler = scheduler
         self._stock = stock
         self._wrappers: list[_Wrapper] = []  # innermost first; some of the inner ones may be off
@@ -83,7 +85,7 @@ class StepWrappers:
         """Set a wrapper around the others; return what takes it off."""
         count = len(self._wrappers)
 
-        def inner(*args: Any, **kwargs: Any) -> Any:
+        def inner(*args: Any, **kwargs: Any) -> object:
             # It is looked up at each call: a user may set another step, and wrappers go.
             return self._step_within(count)(*args, **kwargs)
 
@@ -91,14 +93,14 @@ class StepWrappers:
         self._wrappers.append(wrapper)
         return functools.partial(self._remove, wrapper)
 
-    def step_of(self, owner: Any) -> Step:
+    def step_of(self, owner: object) -> Step:
         """Return the step of an object with the scheduler's class, wrapped if it is that one."""
         own = self._own_step(owner)
         if owner is not self.scheduler or not self._wrappers:
             return own
 
         @functools.wraps(own)  # its signature, which pipelines inspect
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def step(*args: Any, **kwargs: Any) -> object:
             # A user may set a step around this one. The wrappers are then around both.
             if self._is_inside or not self._wrappers:
                 return own(*args, **kwargs)
@@ -110,14 +112,14 @@ class StepWrappers:
 
         return step
 
-    def tell_copied(self, twin: Any) -> None:
+    def tell_copied(self, twin: object) -> None:
         """Tell the wrappers of a deep copy, unless it is made within the step, by a user's own."""
         if not self._is_inside:
             for wrapper in self._wrappers:
                 if wrapper.is_on:
                     wrapper.copied(twin)
 
-    def _own_step(self, owner: Any) -> Step:
+    def _own_step(self, owner: object) -> Step:
         set_by_user: Step | None = vars(owner).get("step")
         if set_by_user is not None:
             return set_by_user
@@ -140,14 +142,14 @@ class StepWrappers:
             self.scheduler.__class__ = self._stock
 
 
-def wrappers_of(scheduler: Any) -> StepWrappers | None:
+def wrappers_of(scheduler: Scheduler) -> StepWrappers | None:
     """Return the wrappers around the step of a scheduler object; None without any."""
     wrappers: StepWrappers | None = getattr(type(scheduler), "chipsparse_wrappers", None)
     return wrappers if wrappers is not None and wrappers.scheduler is scheduler else None
 
 
 def wrap_step(
-    scheduler: Any,
+    scheduler: Scheduler,
     wrap: Callable[[Step], Step],
     copied: Callable[[Any], None] = lambda _: None,
 ) -> Callable[[], None]:

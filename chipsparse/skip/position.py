@@ -7,9 +7,13 @@ tracker turns them into a `Place` and notices when a new generation has begun.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
+
+import torch
+
+Timesteps: TypeAlias = "torch.Tensor | Sequence[float]"
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Locator:
         # Reads the timestep that the transformer is called with; only called where the step index
         # is not given, because it may wait for the device.
         timestep: Callable[[], float] | None = None,
-        schedule: Any = None,  # the scheduler's timesteps, whose identity marks one generation
+        schedule: Timesteps | None = None,  # the scheduler's; their identity marks one generation
         unnamed_branch: str = "call0",  # of a step's first call where no branch is given
     ) -> Place:
         """Returns the position of the call about to run; `ValueError` where nothing tells it."""
@@ -82,13 +86,15 @@ class Locator:
         """Ends the generation: the next call starts another one, whatever its position."""
         self._finished = True
 
-    def _start(self, schedule: Any, steps: int | None) -> None:
+    def _start(self, schedule: Timesteps | None, steps: int | None) -> None:
         self._generation += 1
         self._finished = False
         self._schedule = schedule
         self._steps = steps
-        values = schedule.tolist() if hasattr(schedule, "tolist") else schedule
-        self._values: list[float] = [] if values is None else list(values)
+        values: Sequence[float] = ()
+        if schedule is not None:
+            values = schedule.tolist() if hasattr(schedule, "tolist") else schedule
+        self._values = list(values)
         self._last_step: dict[str, int] = {}
         self._timestep: float | None = None
         self._step = -1

@@ -10,6 +10,7 @@ from chipsparse.reasons.reason import Reason
 from chipsparse.skip.clean_samples import NoisySteps, step_parameters
 from chipsparse.skip.correction import SOLVERS, CorrectedSteps, solver_class
 from chipsparse.skip.patched_step import Step, wrap_step
+from chipsparse.skip.scheduler import Scheduler
 from chipsparse.skip.step_log import LoggedCall, StepLog, StepOrigin
 
 NOT_STEPPED = "the loop does not step its scheduler as pipelines do"
@@ -35,7 +36,7 @@ class _FollowedScheduler:
 
     def __init__(
         self,
-        scheduler: Any,
+        scheduler: Scheduler,
         origin: Callable[[], StepOrigin | None],
         origin_to_correct: Callable[[], StepOrigin | None],
         report: Report,
@@ -62,7 +63,7 @@ class _FollowedScheduler:
         """Return the origin of a step that is to be corrected: solvers must add no noise."""
         return None if self.noisy.adds_noise else self._origin_to_correct()
 
-    def _note_noise(self, scheduler: Any, is_known: bool) -> None:
+    def _note_noise(self, scheduler: Scheduler, is_known: bool) -> None:
         """Say what skipped steps cost with a sampler that adds noise, and what would cost less."""
         quality = self._report.quality
         config = "this config" if quality is None else f"quality {quality}"
@@ -105,7 +106,7 @@ class StepCorrection:
             self._wrap(scheduler)
         self._wanted = list(wanted.values())
 
-    def _wrap(self, scheduler: Any) -> None:
+    def _wrap(self, scheduler: Scheduler) -> None:
         if id(scheduler) in self._followed or not callable(getattr(scheduler, "step", None)):
             return
         self._followed[id(scheduler)] = _FollowedScheduler(
@@ -116,7 +117,7 @@ class StepCorrection:
             self._copied,
         )
 
-    def _copied(self, scheduler: Any) -> None:
+    def _copied(self, scheduler: Scheduler) -> None:
         if self._loop() == "pipeline":
             self._wrap(scheduler)
 
@@ -125,7 +126,7 @@ class StepCorrection:
         """True if any scheduler is followed."""
         return bool(self._wanted)
 
-    def follows(self, scheduler: Any) -> bool:
+    def follows(self, scheduler: Scheduler) -> bool:
         """Return True for a scheduler that `follow` was given."""
         return any(scheduler is wanted for wanted in self._wanted)
 
@@ -168,7 +169,7 @@ class StepCorrection:
         return self._log.origin()
 
 
-def why_not_corrected(scheduler: Any) -> str | None:
+def why_not_corrected(scheduler: Scheduler) -> str | None:
     """Return why a scheduler's steps cannot be corrected: solvers of a straight flow's can be."""
     name = type(scheduler).__name__
     config = getattr(scheduler, "config", {})
@@ -188,7 +189,7 @@ def why_not_corrected(scheduler: Any) -> str | None:
     return f"{name} clips what is predicted" if config.get("thresholding") else None
 
 
-def shift_of(scheduler: Any) -> float:
+def shift_of(scheduler: Scheduler) -> float:
     """Return the flow shift that would give a schedule its middle sigma; 1 for short schedules."""
     sigmas = getattr(scheduler, "sigmas", None)
     if sigmas is None or len(sigmas) < 2:

@@ -20,7 +20,7 @@ from chipsparse.skip.timetable import Schedule
 
 @dataclass(frozen=True)
 class CallForm:
-    """What two calls must have in common for one to reuse the output of the other."""
+    """The part of two calls that must be equal for one to reuse the output of the other."""
 
     shared: Hashable  # equal for all calls of a generation, whatever their branch
     own: Hashable  # equal for all calls of one guidance branch
@@ -126,7 +126,7 @@ class SkipSession:
         decision: Decision,
         schedule: Schedule,
         action: Action,
-        output: Any,
+        output: object,
         *,
         is_last_branch: bool = False,
     ) -> tuple[str, ...]:

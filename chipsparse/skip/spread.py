@@ -6,9 +6,9 @@ import bisect
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chipsparse.config import Spread
 
@@ -48,7 +48,7 @@ def sparse_steps(form: Spread, full: Sequence[int], count: int) -> Sequence[int]
     return halved(full, count, round(form.sparse * count))
 
 
-def _weights(steps: int, *, among_sparse: bool) -> Any:
+def _weights(steps: int, *, among_sparse: bool) -> NDArray[np.float64]:
     early = EARLY_OF_SPARSE if among_sparse else EARLY
     late = LATE_OF_SPARSE if among_sparse else LATE
     places = np.arange(steps) / max(1, steps - 1)

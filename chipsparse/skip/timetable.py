@@ -57,7 +57,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Timetable:
-    """The action of every step from 0 on, by guidance branch; the last one stands for later steps.
+    """The action of every step from 0 on, by guidance branch; the last one is that of later steps.
 
     ``*`` has those of branches without a list of their own.
     """
@@ -142,8 +142,8 @@ def _actions(form: BranchForm, run: Run) -> tuple[Action, ...]:
 def periodic(end: int, first: int, every: int, last: int) -> tuple[Action, ...]:
     """Return the schedule as published: one of ``every`` steps is a refresh, the others are sparse.
 
-    Of ``end`` steps the ``first`` ones are computed in full, and the last of those is a refresh. At
-    the end ``last`` steps are dense.
+    The ``first`` of ``end`` steps are computed in full, and the last of those is a refresh. The
+    ``last`` steps are dense.
     """
     actions = [Action.DENSE] * end
     for step in range(first - 1, end - last):

@@ -56,6 +56,7 @@ class SparsityPlan:
 
     @property
     def corrects_any(self) -> bool:
+        """True where skipped steps are corrected: scheduler and config allow it, and some exist."""
         return self.corrects and self.config.schedule.correct and self.schedule.skips_any
 
     @cached_property
@@ -67,10 +68,12 @@ class SparsityPlan:
         return tuple(action if action is Action.SKIP else Action.DENSE for action in actions)
 
     def step_action(self, step: int) -> Action:
+        """Return the planned action of a step, from 0; later steps repeat the last one."""
         return self.step_actions[min(step, len(self.step_actions) - 1)]
 
     @property
     def sparse_steps(self) -> int:
+        """The number of planned sparse steps among those that run."""
         return self.step_actions[self.first :].count(Action.SPARSE)
 
     @cached_property
@@ -110,6 +113,7 @@ class SparsityPlan:
 
     @property
     def has_sparse_layers(self) -> bool:
+        """True unless the config keeps every part of every layer dense."""
         return len(self.dense) < len(self._shares)
 
     def is_dense(self) -> bool:
@@ -119,13 +123,13 @@ class SparsityPlan:
         return not (any_sparse and self.has_sparse_layers)
 
     def taken(self, step: int, recorded: Action | None) -> Action:
-        """Return the action that a guidance branch takes at a step, from 0.
+        """Return the effective action of a guidance branch at a step, from 0.
 
         The plan's action is raised to a fuller one where its inputs are missing: the first call of
         a branch is DENSE, and a sparse step is a REFRESH where there was none before. No step is a
         refresh where no sparse step reads what it would record, unless `Actions` list it and sparse
-        ones. What is ``recorded`` is None at first, DENSE before the first refresh of
-        the branch, REFRESH after it; see `recorded_after`.
+        ones. ``recorded`` is None at first, DENSE before the first refresh of the branch, and
+        REFRESH after it; see `recorded_after`.
         """
         action = self.step_action(step)
         if recorded is None:
@@ -160,6 +164,7 @@ class SparsityPlan:
         return _count(self.density(layer, "attention"), self.layout.tokens)
 
     def mlp_keep_count(self, layer: int) -> int:
+        """Return the number of neurons that a layer keeps by score; all where it is dense."""
         return _count(self.density(layer, "mlp"), self.layout.kind(layer).intermediate_size)
 
     def describe(self) -> str:
@@ -188,7 +193,7 @@ class SparsityPlan:
 
 
 def recorded_after(action: Action, recorded: Action | None) -> Action | None:
-    """Return what a branch has recorded once it took an action; see `SparsityPlan.taken`."""
+    """Return what a branch has recorded after an effective action; see `SparsityPlan.taken`."""
     if action in CACHED or (action is Action.DENSE and recorded is not None):
         return recorded
     return action

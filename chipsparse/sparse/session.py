@@ -57,7 +57,7 @@ class Layers(dict[int, AnyLayer]):
 
 @dataclass(frozen=True)
 class Reading:
-    """What the code around a model says of one call."""
+    """A call as the code around the model reads it."""
 
     layout: ModelLayout  # its sizes; branches may differ in text tokens and batch
     device: torch.device
@@ -72,7 +72,7 @@ class Reading:
 
 @dataclass
 class BranchState:
-    """What the layers of one guidance branch have recorded in a generation."""
+    """The recordings of the layers of one guidance branch in a generation."""
 
     plan: SparsityPlan
     recorded: Action | None = None  # see `SparsityPlan.taken`
@@ -176,10 +176,12 @@ class SparseSession:
         return self._costs[layout.grids]
 
     def close(self) -> None:
+        """Forget everything, and free the host memory that is reused between generations, too."""
         self.reset()
         self._pool.close()
 
     def cache_bytes(self) -> int:
+        """Return the bytes of all caches, on the device and on the host, without slots."""
         return self._caches.nbytes()
 
     # One transformer call.

@@ -15,13 +15,14 @@ import torch
 
 from chipsparse.skip.correction import STEP_ARGUMENTS
 from chipsparse.skip.patched_step import Step, wrap_step
+from chipsparse.skip.scheduler import Scheduler
 from chipsparse.tuning.jump_costs import Trajectory
 
 CHUNK = 1 << 20  # numbers of each output that are multiplied at a time, in float64
 
 
 @contextmanager
-def watched_scheduler(scheduler: Any) -> Iterator[Callable[[], Trajectory]]:
+def watched_scheduler(scheduler: Scheduler) -> Iterator[Callable[[], Trajectory]]:
     """Keep in host memory what a scheduler is given, and yield a function that sums it up.
 
     The pipeline calls it once a step. The function takes N^2 products of the outputs of N steps.
@@ -31,7 +32,7 @@ def watched_scheduler(scheduler: Any) -> Iterator[Callable[[], Trajectory]]:
     facts: list[tuple[float, float]] = []  # the effect and the time of each step
 
     def watched(inner: Step) -> Step:
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def step(*args: Any, **kwargs: Any) -> object:
             given = {**dict(zip(STEP_ARGUMENTS, args, strict=False)), **kwargs}
             names = ("model_output", "sample")
             output, sample = (given[name].detach().to("cpu", copy=True) for name in names)

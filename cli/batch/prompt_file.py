@@ -107,7 +107,7 @@ def _name(given: str) -> str:
     return "_".join(given.lower().replace("-", " ").split())
 
 
-def _value(name: str, value: Any, folder: Path) -> Any:
+def _value(name: str, value: object, folder: Path) -> object:
     """Return a setting of a line as the option reads it."""
     if isinstance(value, bool):
         return str(value).lower()  # no number
@@ -117,7 +117,7 @@ def _value(name: str, value: Any, folder: Path) -> Any:
     return str(folder / Path(text).expanduser()) if name in ("config", "image") else text
 
 
-def _line(folder: Path, number: int, record: Any) -> Line:
+def _line(folder: Path, number: int, record: object) -> Line:
     """Return a line; a path counts from the folder of the file."""
     if not isinstance(record, dict):
         raise UserError("it is no JSON object")

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import ray
@@ -20,6 +20,9 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.cli.media.write import written_whole
 from chipsparse.cli.progress import ProgressDisplay, silent_display
 from chipsparse.common.version import __version__
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 ADDRESS = "RAY_ADDRESS"  # which Ray itself reads
 SECONDS_TO_CONNECT = 10.0
@@ -96,7 +99,7 @@ class RayActors:
                         file.write_bytes(part)
                 yield clip.model_copy(update={"tries": tries + clip.tries})
 
-    def _start(self) -> Any:
+    def _start(self) -> ActorHandle:
         return self._kind.remote(__version__)
 
 

@@ -16,6 +16,8 @@ from chipsparse.cli.errors import UserError, user_errors
 from chipsparse.pipelines.model_files import HUB_NAME, from_cache, read_json
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import numpy as np
 
 # Frames, uint8 `[T, H, W, 3]`, and the prompt; larger is better.
@@ -161,7 +163,7 @@ def _function(name: str) -> Measure:
     return measure
 
 
-def _of_file(file: Path) -> Any:
+def _of_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -170,7 +172,7 @@ def _of_file(file: Path) -> Any:
     return module
 
 
-def _of_name(name: str) -> Any:
+def _of_name(name: str) -> ModuleType:
     """Import a module, also one in the current folder, as ``python -m`` would."""
     folder = os.getcwd()
     sys.path.insert(0, folder)

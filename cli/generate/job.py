@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from chipsparse.config import ConfigError
 from chipsparse.experiments.clips import ClipMaker, Generation, patched, peak_process_bytes
 from chipsparse.experiments.quality import compare_clips
 from chipsparse.report.generation import GenerationReport
+
+if TYPE_CHECKING:
+    from chipsparse.pipelines.call import Pipeline
 
 SHOWN = 80  # letters of what a text encoder does not read
 EMPTY = "the prompt is empty: the result shows whatever the model likes"
@@ -301,7 +304,7 @@ def prompt_warnings(kept: KeptPipeline, item: Item) -> list[str]:
     return warnings
 
 
-def cut_text(pipe: Any, prompt: str, max_sequence_length: int | None) -> str | None:
+def cut_text(pipe: Pipeline, prompt: str, max_sequence_length: int | None) -> str | None:
     """Return one sentence about what is cut from a prompt; None where all of it is read.
 
     Of several text encoders the one that reads most counts.

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -203,14 +202,15 @@ def _entries(record: Path) -> Iterator[_Entry]:
             yield entry
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     try:
-        return json.loads(text)
+        parsed: object = json.loads(text)
+        return parsed
     except (ValueError, RecursionError):  # no JSON, or lists in lists without end
         return None
 
 
-def _entry(value: Any) -> _Entry | None:
+def _entry(value: object) -> _Entry | None:
     try:
         return _Entry.model_validate(value)
     except ValidationError:

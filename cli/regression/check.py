@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pytest
@@ -26,6 +26,9 @@ from chipsparse.cli.media.write import write_lossless, write_text
 from chipsparse.cli.regression.outcomes import FAILURE, UPDATE, outcome_folder
 from chipsparse.experiments.comparison import Bounds, ClipComparison
 from chipsparse.experiments.frames import check_fit
+
+if TYPE_CHECKING:
+    from chipsparse.pipelines.call import Pipeline
 
 NAME = re.compile(r"\w[\w.-]*")
 PACKAGES = ("chipsparse", "torch", "diffusers", "transformers")
@@ -98,11 +101,11 @@ class MediaRegression:
 
     def against_dense(
         self,
-        pipe: Any,
+        pipe: Pipeline,
         call: Mapping[str, Any] | Callable[[Any], Source],
         *,
         quality: str | None = "balanced",
-        config: Any = None,
+        config: object = None,
         name: str = "against-dense",
         fps: float = DEFAULT_FPS,
         **bounds: float | None,
@@ -280,7 +283,7 @@ def _device() -> str:
     return platform.processor() or platform.machine()
 
 
-def _called(pipe: Any, call: Mapping[str, Any] | Callable[[Any], Source]) -> Source:
+def _called(pipe: Pipeline, call: Mapping[str, Any] | Callable[[Any], Source]) -> Source:
     return pipe(**call) if isinstance(call, Mapping) else call(pipe)
 
 

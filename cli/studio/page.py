@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
@@ -16,6 +16,9 @@ from chipsparse.cli.model.description import quiet_libraries
 from chipsparse.cli.studio.fields import EXAMPLES, RANDOM_SEED, example, fitting, form
 from chipsparse.cli.studio.options import StudioOptions
 from chipsparse.cli.studio.run import Live, Studio
+
+if TYPE_CHECKING:
+    from gradio.events import Dependency
 
 # Fonts of this machine: Gradio's own are Google's.
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
@@ -136,7 +139,7 @@ class Page:
         self.stop.click(self.end, queue=False, **QUIET)
         blocks.unload(self.leave)
 
-    def _keep_after(self, event: Any) -> None:
+    def _keep_after(self, event: Dependency) -> None:
         """Keep the fields in the browser after an event, and tell how long they take."""
         each = [*self.fields.values()]
         event.then(None, each, self.kept, js=KEEP, **QUIET)

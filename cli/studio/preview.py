@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +11,9 @@ import torch
 from chipsparse.cli.request import Request
 from chipsparse.cli.views.frames import spaced
 from chipsparse.layout import Grid
+
+if TYPE_CHECKING:
+    from chipsparse.pipelines.call import Pipeline
 
 MOST_FRAMES = 3  # of a video: the first, the middle and the last
 LEAST = 0.03  # of the largest variation: directions with less are left out of the map
@@ -32,7 +35,7 @@ class Preview:
         latents: torch.Tensor | None,
         step: int,
         request: Request,
-        pipe: Any,
+        pipe: Pipeline,
     ) -> np.ndarray | None:
         """Return pictures of the latents after a step, uint8 ``[T, H, W, 3]``; None if not known.
 

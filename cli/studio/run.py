@@ -9,7 +9,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -287,9 +287,9 @@ class Studio:
         template = TEMPLATES.get_template("results.html")
         return template.render(results=results, units=units) if results else ""
 
-    def uploaded(self, image: Any) -> str | None:
+    def uploaded(self, image: str | Mapping[str, Any] | None) -> str | None:
         """Return the file of an image that a page gave before; None where it is gone."""
-        place = image.get("path") if isinstance(image, dict) else image
+        place = image.get("path") if isinstance(image, Mapping) else image
         file = Path(place or "").resolve()
         is_ours = file.is_relative_to(self._folder.resolve())
         return str(file) if is_ours and file.is_file() else None

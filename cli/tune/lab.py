@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +18,15 @@ from chipsparse.experiments import engine
 from chipsparse.experiments.clips import Generation, patched, stock, time_steps, warm_up
 from chipsparse.experiments.records import ClipRecord
 from chipsparse.experiments.samples import DENSE
+from chipsparse.parallel.degrees import Parallel
 from chipsparse.pipelines.denoising_loop import check_scheduler
 from chipsparse.tuning.calibration import watched_scheduler
 from chipsparse.tuning.forms import DENSITIES, ActionSeconds, with_sparse_mlp
 from chipsparse.tuning.jump_costs import Trajectory
 from chipsparse.tuning.targets import SAME_DB, Pair
+
+if TYPE_CHECKING:
+    from chipsparse.pipelines.call import Pipeline
 
 # Steps that tell the time of one of each kind. The first of a kind may compile or record it, and
 # the last step frees the caches: neither is counted.
@@ -42,14 +46,14 @@ class TuneLab:
     cuda_graphs: CaptureMode = "auto"
     can_sparse_mlps: bool = True  # the model's MLPs can run sparse
     _used: dict[str, float] = field(default_factory=dict, init=False)  # of the budget
-    _warmed: Any = field(default=None, init=False)  # the pipeline, once it is
+    _warmed: Pipeline | None = field(default=None, init=False)  # the pipeline, once it is
 
     def __post_init__(self) -> None:
         self._maker = self.experiment.maker
         self._store = self.experiment.store
         self._parallel = self._store.ranks.parallel
 
-    def warmed_pipe(self) -> Any:
+    def warmed_pipe(self) -> Pipeline:
         """Return the pipeline, which is loaded and warmed up once."""
         if self._warmed is not None:
             return self._warmed
@@ -179,11 +183,11 @@ class TuneLab:
         return timed
 
 
-def calibrated(parallel: Any) -> engine.Way:
+def calibrated(parallel: Parallel | None) -> engine.Way:
     """Return the stock model, whose records keep the trajectory and the time of a step."""
 
     @contextmanager
-    def apply(pipe: Any) -> Iterator[engine.Applied]:
+    def apply(pipe: Pipeline) -> Iterator[engine.Applied]:
         with stock(pipe, parallel), watched_scheduler(pipe.scheduler) as watched:
 
             def facts(made: Generation) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from chipsparse.common.version import __version__
 
 if TYPE_CHECKING:
     from chipsparse.cli.views.canvas import Canvas
+    from chipsparse.cli.views.charts import Drawn
 
 TEMPLATES = Path(__file__).with_name("templates")
 # For Jinja: texts are escaped, and a name that is not there is an error.
@@ -168,11 +169,12 @@ def _environment() -> Environment:
     """Return the templates' environment: every text is escaped, and paths are cut to names."""
     count = itertools.count(1)
 
-    def finalize(value: Any) -> Any:
-        is_text = isinstance(value, str) and not isinstance(value, Markup)
-        return without_folders(value) if is_text else value
+    def finalize(value: object) -> object:
+        if isinstance(value, str) and not isinstance(value, Markup):
+            return without_folders(value)
+        return value
 
-    def draw(chart: view.Chart) -> Any:
+    def draw(chart: view.Chart) -> Drawn | None:
         """Return the drawn chart, or None without the library that draws charts."""
         if importlib.util.find_spec("matplotlib") is None:
             return None

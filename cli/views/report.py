@@ -57,7 +57,7 @@ def read_result(path: Path) -> Result:
         raise UserError(f"{path} is damaged: {_first_mistake(error)}") from error
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: object) -> object:
     """Return the same with texts that a page can hold."""
     if isinstance(value, dict):
         return {clean(name): _clean(item) for name, item in value.items()}

@@ -20,7 +20,7 @@ from chipsparse.config.schedule_forms import (
 from chipsparse.profiles.profile import _ProfileFile
 from docs.tables.markdown import table
 
-NAMES = {bool: "true or false", int: "integer", float: "number", str: "text"}
+NAMES: dict[object, str] = {bool: "true or false", int: "integer", float: "number", str: "text"}
 WRITTEN_BY_TUNE = ("tuned",)
 # Forms of a schedule whose only field is not named in YAML.
 WITHOUT_GROUP: dict[type, str] = {
@@ -64,7 +64,7 @@ def _fields(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
     return ((item, hints[item.name]) for item in dataclasses.fields(cls))
 
 
-def _row(path: str, item: dataclasses.Field[Any], kind: Any) -> dict[str, str]:
+def _row(path: str, item: dataclasses.Field[Any], kind: object) -> dict[str, str]:
     value = "group"
     default = _default(item.default)
     if group_of(kind) is None:
@@ -96,7 +96,7 @@ def _anchor(path: str, key: str) -> str:
     return f"{path}.{key}".removeprefix(".").removeprefix("sparsity.").replace(".", "")
 
 
-def group_of(kind: Any) -> type | None:
+def group_of(kind: object) -> type | None:
     """Return the dataclass that a field holds, one or a list of; None for any other field."""
     if typing.get_origin(kind) is not None:
         inner = (group_of(argument) for argument in typing.get_args(kind))
@@ -104,7 +104,7 @@ def group_of(kind: Any) -> type | None:
     return kind if dataclasses.is_dataclass(kind) and isinstance(kind, type) else None
 
 
-def described(kind: Any, low: float | None, high: float | None) -> str:
+def described(kind: object, low: float | None, high: float | None) -> str:
     """Return a type in words, null left out, with the bounds of its numbers."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
@@ -122,7 +122,7 @@ def described(kind: Any, low: float | None, high: float | None) -> str:
     return NAMES[kind]
 
 
-def _default(value: Any) -> str:
+def _default(value: object) -> str:
     if value is REQUIRED:
         return "required"
     if dataclasses.is_dataclass(value) or value == "":

@@ -10,11 +10,11 @@ from benchmarks.models import MODELS, FullModel
 from chipsparse.config import SparsityConfig
 from chipsparse.sparse.cache.memory_plan import (
     UNLIMITED,
-    Capacity,
     MemoryDemand,
     plan_memory,
     working_bytes,
 )
+from chipsparse.sparse.cache.placement import Capacity
 from chipsparse.sparse.plan import SparsityPlan
 from docs.tables.markdown import table
 

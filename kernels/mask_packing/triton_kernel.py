@@ -7,7 +7,7 @@ word at either end of a row may hold bits of its neighbours, which are cut off.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,6 +16,9 @@ import triton.language as tl
 from chipsparse.kernels.launch import launch, launch_changing
 from chipsparse.kernels.mask_packing import PackedToIndices, PackMask, UnpackMask
 from chipsparse.kernels.triton_support import cdiv
+
+if TYPE_CHECKING:
+    from triton.runtime.jit import KernelInterface
 
 PACK_BYTES = 512
 PACK_WARPS = 4
@@ -267,7 +270,7 @@ def unpack_mask(call: UnpackMask) -> torch.Tensor:
 
 
 def _convert(
-    kernel: Any,
+    kernel: KernelInterface,
     source: torch.Tensor,
     result: torch.Tensor,
     packed: torch.Tensor,

@@ -77,9 +77,9 @@ def _check_layer(call: FirstLayerCall[Any]) -> None:
 
 
 def _not_for_triton(
-    hidden: Any,
+    hidden: torch.Tensor,
     weight: torch.Tensor,
-    gate_weight: Any,
+    gate_weight: torch.Tensor | None,
     mean_cache: torch.Tensor | None = None,
 ) -> str | None:
     if weight.shape[0] > MOST_NEURONS:

@@ -89,10 +89,10 @@ class DenseActivation(FirstLayerCall[torch.Tensor]):
 
 def _cache_reason(
     hidden: torch.Tensor,
-    weight: Any,
-    gate_weight: Any,
+    weight: torch.Tensor,
+    gate_weight: torch.Tensor | None,
     block_size: int,
-    cache: Any = None,
+    cache: torch.Tensor | None = None,
 ) -> str | None:
     if cache is None:
         return None
@@ -108,10 +108,10 @@ def _cache_reason(
 
 def _not_for_gluon(
     hidden: torch.Tensor,
-    weight: Any,
-    gate_weight: Any,
+    weight: torch.Tensor,
+    gate_weight: torch.Tensor | None,
     block_size: int,
-    cache: Any = None,
+    cache: torch.Tensor | None = None,
 ) -> str | None:
     if gate_weight is not None:
         return "written for MLPs without a gate"

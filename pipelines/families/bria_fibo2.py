@@ -97,7 +97,7 @@ class BriaFibo2Order(TokenOrder):
         start: Any = None,
         device: Any = None,
     ) -> torch.Tensor:
-        """The ids of an image's tokens ``[1, H, W, 3]`` in their order; those of the gist as is."""
+        """Return ids ``[1, H, W, 3]`` with those of an image's tokens in their order."""
         ids: torch.Tensor = stock(size, start, device)
         image = (start or (0,))[0] - self.model.config.max_num_gist_tokens - 1
         order = self.grid_order(image) if image >= 0 else None

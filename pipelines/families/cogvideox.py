@@ -28,7 +28,7 @@ MASKED = "the call has a mask of its own"
 
 
 class CogVideoXProcessor(JointProcessor):
-    """Joint attention of the text and, behind it, the video, whose rows alone are rotated."""
+    """Joint attention of the text and, after it, the video, whose rows alone are rotated."""
 
     def attend(
         self,
@@ -38,6 +38,7 @@ class CogVideoXProcessor(JointProcessor):
         tag: torch.Tensor,
         rotary: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the video and the text after joint attention, for which the text is put first."""
         first = text.shape[1]
         states = torch.cat([text, hidden], dim=1)
         query = normed(split_heads(attn.to_q(states), attn), attn.norm_q)

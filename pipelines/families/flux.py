@@ -50,7 +50,7 @@ class FluxReader(CallReader):
     _grids_of = remembered(grids_of)
 
     def grids(self, arguments: Arguments) -> tuple[Grid, ...]:
-        """Return the grids at the places that ``img_ids`` names."""
+        """Return the grids at the positions that ``img_ids`` names."""
         tokens = arguments["hidden_states"].shape[1]
         return fitting(self._grids_of(arguments["img_ids"]), tokens)
 

@@ -35,7 +35,7 @@ PATCH = 2  # of released models; the class has no default
 
 
 class HiDreamProcessor(DispatchingProcessor):
-    """Attention of the image and, in double blocks, the text behind it with weights of its own."""
+    """Attention of the image and, in double blocks, the text after it with weights of its own."""
 
     def __call__(
         self,
@@ -160,7 +160,7 @@ class HiDreamOrder(TokenOrder):
         self.replace_method("unpatchify", self._unpatchify)
 
     def _patchify(self, stock: Callable[..., Any], *args: Any) -> Any:
-        """Patches and their places; the mask, of the padding behind them, stays as it is."""
+        """Order patches and their positions; the mask of the padding after them is unchanged."""
         patches, masks, sizes, places = stock(*args)
         return self.ordered(patches, 1), masks, sizes, self.ordered(places, 1)
 

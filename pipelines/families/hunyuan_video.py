@@ -156,6 +156,7 @@ class HunyuanVideo15Processor(JointProcessor):
     _attention_backend = None  # as in the stock processor: the one that is active in diffusers
 
     def rotated(self, states: torch.Tensor, rotary: Any) -> torch.Tensor:
+        """Return queries or keys ``[B, N, H, D]`` of the video, rotated by cosines and sines."""
         return apply_rotary_emb(states, rotary, sequence_dim=1)
 
 

@@ -31,7 +31,7 @@ class LTXReader(CallReader):
     _grids_at = remembered(lambda coordinates: grids_at(coordinates[0]))
 
     def grids(self, arguments: Arguments) -> tuple[Grid, ...]:
-        """Return the grids at the places that the call names."""
+        """Return the grids at the positions that the call names."""
         return fitting(self._read_grids(arguments), arguments["hidden_states"].shape[1])
 
     def notes(self, arguments: Arguments) -> list[str]:

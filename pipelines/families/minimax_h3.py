@@ -100,7 +100,7 @@ class MiniMaxH3Order(TokenOrder):
 
 
 def audio_rows(latent_frames: int) -> int:
-    """Rows of the sound of a video that has so many latent frames."""
+    """Return the rows of the sound of a video with this number of latent frames."""
     chunks = -(-max(0, latent_frames - LATENT_FIRST) // LATENT_CHUNK)
     return AUDIO_CHANNELS * round((CHUNK * chunks + FIRST) * AUDIO_LATENTS)
 

@@ -32,7 +32,7 @@ GAPS = "the prompt's mask has gaps"
 
 
 class MochiProcessor(JointProcessor):
-    """Joint attention of the video and, behind it, the text; its padding is left out."""
+    """Joint attention of the video and, after it, the text; its padding is left out."""
 
     def rotated(self, states: torch.Tensor, rotary: Any) -> torch.Tensor:
         """Turns pairs of neighbouring channels of ``[B, N, H, D]`` by angles ``[N, H, D / 2]``."""
@@ -71,7 +71,7 @@ class MochiOrder(TokenOrder):
     reader: MochiReader
 
     def around(self, attend: LayerCall) -> LayerCall:
-        """Return the self-attention of what is no padding; in the place of padding, zeros."""
+        """Return the self-attention of what is no padding; for padding, zeros."""
         return partial(self._without_padding, super().around(attend))
 
     def _without_padding(

@@ -198,8 +198,8 @@ class QwenImage21Reader(CallReader):
 class QwenImage21Order(TokenOrder):
     """Orders the image, whose queries meet the keys of the cache besides their own.
 
-    Those columns stand first, as text, and are always kept. The ops want as many queries as keys,
-    so zeros stand for the queries of the prompt.
+    The columns of the cache come first, as text, and are always kept. The ops want one query for
+    each key, so the queries of the prompt are zeros.
     """
 
     def around(self, attend: LayerCall) -> LayerCall:

@@ -201,7 +201,7 @@ class HeliosOrder(TokenOrder):
 
 
 def ordered_places(output: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """The places of ``[B, D, T, H, W]`` in an order."""
+    """Return the positions of ``[B, D, T, H, W]`` in an order."""
     return output.flatten(2).index_select(2, order.to(output.device)).view(output.shape)
 
 

@@ -31,7 +31,7 @@ CONTROL_SAMPLES = "controlnet_block_samples"
 
 
 def padded(tokens: int) -> int:
-    """So many tokens with the padding that the model gives them."""
+    """Return a number of tokens with the padding that the model gives them."""
     return math.ceil(tokens / MULTIPLE) * MULTIPLE
 
 
@@ -89,7 +89,7 @@ class ZImageOrder(TokenOrder):
         self.replace_method("unpatchify", self._unpatchify)
 
     def _patchify(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Patches and their places; padding stays behind them."""
+        """Order patches and their positions; padding stays after them."""
         images, texts, sizes, places, *rest = stock(*args, **kwargs)
         images, places = (
             [self.ordered_beside_text(sample, 0) for sample in samples]

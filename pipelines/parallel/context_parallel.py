@@ -1,8 +1,8 @@
 """diffusers' own context parallelism on a transformer: seen, taken off while patched, put back.
 
-Its hooks cut tokens inside of a module's ``forward``, before PyTorch's hooks see them, so what puts
-tokens in order would come too late, and a block with one is no whole graph. Ours cut instead. The
-interface is announced as experimental, and this is the only file that reads it.
+Its hooks cut tokens inside of a module's ``forward``, before PyTorch's hooks see them, so hooks
+that reorder tokens would come too late, and a block with one is no whole graph. Ours cut instead.
+The interface is announced as experimental, and this is the only file that reads it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A pipeline calls the transformer once for each branch and looks at the outputs after the last one. A
 call that another process computes returns a tensor that gets its values at the last call of the
-step. What reads it before fails.
+step. Reading it before fails.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The adapter's hooks that put tokens in order cut them as well, and the one that restores their order
 gathers them before, so each process runs the blocks on its own tokens. The exchange of tokens for
-heads stands around the attention of a layer, whatever that does: all processes make the same
-exchanges, and what a layer decides cannot let one wait for another.
+heads is around the attention of a layer, whatever that does: all processes make the same exchanges,
+and what a layer decides cannot let one wait for another.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SOME_TEXT = 16
 
 
 class SplitSequence:
-    """The share of one process in the calls of one transformer.
+    """The shard of one process in the calls of one transformer.
 
-    As many tokens as `rows` stay together, because they share a list of neurons. Where the blocks
-    need text tokens, a process without text passes `SOME_TEXT` of them through, or all where there
-    are fewer; attention leaves them out.
+    Each `rows` tokens stay together, because they share a list of neurons. If the blocks need text
+    tokens, a process without text passes `SOME_TEXT` of them through, or all if there are fewer;
+    attention leaves them out.
     """
 
     def __init__(self, exchange: HeadExchange, *, rows: int, needs_text: bool = False) -> None:
@@ -43,7 +43,7 @@ class SplitSequence:
         self._layout: ModelLayout
 
     def open(self, layout: ModelLayout) -> ModelLayout:
-        """Cuts the tokens of a call, and returns its layout with this process's share."""
+        """Cut the tokens of a call, and return its layout with this process's shard."""
         ranks = self.exchange.ranks
         check_heads(layout, ranks)
         self._layout = layout

@@ -27,8 +27,8 @@ OURS = "chipsparse"  # describes process groups that were made here, and in whic
 class Team:
     """The processes of one patched pipeline, by their global ranks.
 
-    Those that share the tokens of a call follow each other. Other versions on some of them raise
-    `PeerError`.
+    Processes that share the tokens of a call are consecutive in this order. Different versions of
+    the libraries raise `PeerError`.
     """
 
     def __init__(self, ranks: Sequence[int], parallel: Parallel, *, group: Any = None) -> None:
@@ -60,7 +60,7 @@ class Team:
         self.agreement = Agreement(self._all, columns)
 
     def split(self, config: SparsityConfig, *, needs_text: bool) -> SplitSequence | None:
-        """This process's share of one transformer; None where no tokens are shared."""
+        """Return this process's shard of one transformer; None where no tokens are shared."""
         if self._exchange is None:
             return None
         return SplitSequence(

@@ -15,7 +15,7 @@ from chipsparse.config import PARTS, ConfigError, LayerPart, MemoryConfig, Part
 from chipsparse.kernels.checks import block_count
 from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.sparse.cache.host_memory import HostMemory
-from chipsparse.sparse.cache.placement import SLOTS, Capacity, PartNeed, Placement, Sizes, place
+from chipsparse.sparse.cache.placement import Capacity, PartNeed, Placement, Sizes, place
 from chipsparse.sparse.cache.tensors import (
     COLUMN_SUMS_BYTES,
     PLACED,
@@ -25,6 +25,7 @@ from chipsparse.sparse.cache.tensors import (
     with_caches,
 )
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
+from chipsparse.sparse.cost_model.run_times import SLOTS
 from chipsparse.sparse.plan import Action, SparsityPlan
 
 UNLIMITED = 1 << 62
@@ -208,7 +209,8 @@ def worth_moving(
     def seconds(moved: tuple[Part, ...]) -> float:
         placement = Placement(host={(layer, part): sizes[part] for part in moved})
         bytes_of = [placement.moved(plan.config, layer, part, Action.SPARSE) for part in moved]
-        to_device, to_host = (sum(counts) for counts in zip((0, 0), *bytes_of, strict=True))
+        to_device = sum(bytes_up for bytes_up, _ in bytes_of)
+        to_host = sum(bytes_down for _, bytes_down in bytes_of)
         dense = [part for part in PARTS if part not in moved]
         time = layer_time(
             layer,

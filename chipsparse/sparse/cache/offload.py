@@ -25,8 +25,9 @@ from chipsparse.reasons.reason import Reason
 from chipsparse.report.recorder import Traffic
 from chipsparse.sparse.cache.copies import HostCopies, Mark, copies_for
 from chipsparse.sparse.cache.host_memory import HostBlock, HostMemory
-from chipsparse.sparse.cache.placement import SLOTS, Sizes, slot_sizes
+from chipsparse.sparse.cache.placement import Sizes, slot_sizes
 from chipsparse.sparse.cache.tensors import Kept
+from chipsparse.sparse.cost_model.run_times import SLOTS
 
 Key = tuple[str, int, Part]  # branch, layer, part
 

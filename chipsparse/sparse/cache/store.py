@@ -20,7 +20,6 @@ from chipsparse.reasons.memory import caches_in_fp8, host_memory_refused
 from chipsparse.reasons.reason import Level
 from chipsparse.report.generation import GenerationReport
 from chipsparse.sparse.cache.memory_plan import (
-    Capacity,
     MemoryDemand,
     MemoryPlan,
     available,
@@ -28,6 +27,7 @@ from chipsparse.sparse.cache.memory_plan import (
     working_bytes,
 )
 from chipsparse.sparse.cache.offload import OffloadPool
+from chipsparse.sparse.cache.placement import Capacity
 from chipsparse.sparse.cache.tensors import (
     AttentionCache,
     Kept,

@@ -106,7 +106,7 @@ def _release_random_numbers(stream: torch.cuda.Stream) -> None:
         generator.graphsafe_set_state(generator.clone_state())
 
 
-def _end_allocation(device: int, pool: Any) -> None:
+def _end_allocation(device: int, pool: tuple[int, int]) -> None:
     """Takes the allocator out of a broken capture's memory pool, where PyTorch has not done so."""
     with contextlib.suppress(AttributeError, RuntimeError):
         torch._C._cuda_endAllocateToPool(device, pool)

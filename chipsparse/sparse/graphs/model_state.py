@@ -50,7 +50,7 @@ class ModelState:
         # Containers with the keys and values that they had.
         self._held: list[tuple[str, Collection[Any], list[Any], list[Any]]] = []
         # Names of tensors, and what reads their addresses.
-        self._tensors: list[tuple[str, Callable[[], Any]]] = []
+        self._tensors: list[tuple[str, Callable[[], object]]] = []
         self._compared: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._seen: set[int] = set()
         for name, module in model.named_modules():
@@ -128,7 +128,7 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
-def _inner_addresses(tensor: torch.Tensor) -> Any:
+def _inner_addresses(tensor: torch.Tensor) -> object:
     if not _is_wrapper(tensor):
         return tensor.data_ptr()
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
@@ -156,18 +156,19 @@ def _are_same(container: Collection[Any], keys: list[Any], values: list[Any]) ->
     return all(map(is_, now, values)) or all(map(_alike, now, values))
 
 
-def _alike(value: Any, other: Any) -> bool:
+def _alike(value: object, other: object) -> bool:
     """Return True for one object, equal plain values, or lists of the same objects."""
     if value is other:
         return True
     if type(value) is not type(other):
         return False
-    if isinstance(value, list | tuple):  # models move tables anew that are there already
+    # Models move tables anew that are there already.
+    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
         return len(value) == len(other) and all(map(is_, value, other))
     return isinstance(value, PLAIN) and value == other
 
 
-def _first_change(name: str, container: Any, keys: list[Any], values: list[Any]) -> str:
+def _first_change(name: str, container: Collection[Any], keys: list[Any], values: list[Any]) -> str:
     """Return the name of what was added to a container, taken from it or changed in it."""
     now = dict(zip(_keys(container), _values(container), strict=True))
     then = dict(zip(keys, values, strict=True))

@@ -74,7 +74,7 @@ class Arguments:
             if isinstance(leaf, torch.Tensor) and leaf is not other and place not in self._numbers
         )
 
-    def call(self, forward: Callable[..., Any]) -> Any:
+    def call(self, forward: Callable[..., object]) -> object:
         """Call a function with the arguments that the leaves form."""
         args, kwargs = pytree.tree_unflatten(self.leaves, self.form)
         return forward(*args, **kwargs)
@@ -88,7 +88,7 @@ class Arguments:
         return copied
 
 
-def _alike(leaf: Any, other: Any) -> bool:
+def _alike(leaf: object, other: object) -> bool:
     if leaf is other:
         return True
     if isinstance(leaf, torch.Tensor) and isinstance(other, torch.Tensor):
@@ -106,7 +106,7 @@ class StepGraph:
     # those that the pipeline passes at every step, and are read where they are: what is known of
     # them by their identity, such as the length of a prompt, stays known.
     copied: frozenset[int]
-    result: Any  # what it writes, as the model returned it
+    result: object  # what it writes, as the model returned it
     layers: tuple[LayerRecord, ...]  # what its layers do
     capture: CudaCapture  # runs it
 
@@ -114,7 +114,7 @@ class StepGraph:
         """Return whether a replay with these arguments does what the model would do."""
         return arguments.are_like(self.inputs) and self.copied >= arguments.others(self.inputs)
 
-    def run(self, arguments: Arguments) -> Any:
+    def run(self, arguments: Arguments) -> object:
         """The result for these arguments, in memory of its own."""
         for place in self.copied:
             self.inputs.leaves[place].copy_(arguments.leaves[place])
@@ -181,13 +181,13 @@ class StepGraphs:
 
     def run(
         self,
-        call: partial[Any],  # of the model
+        call: partial[object],  # of the model
         state: OpenCall,  # its record gets the layers, which a replay does not run
         device: torch.device,
         # Why the model may not do the same at every sparse step, or None; asked once a generation,
         # and again after `model_changed`.
         not_captured_reason: Callable[[], str | None],
-    ) -> Any:
+    ) -> object:
         """Return the model's output in the open call, by a CUDA graph where that pays."""
         if not self._may_be_captured(state, device, not_captured_reason):
             return call()

@@ -486,7 +486,8 @@ def block_means(rows: torch.Tensor) -> torch.Tensor:
     dtype = torch.float32 if rows.dtype.itemsize == 2 else torch.float64
     blocks = rows.shape[2] // COLUMNS_PER_MEAN
     whole = blocks * COLUMNS_PER_MEAN
-    means = rows[:, :, :whole].unflatten(2, (blocks, COLUMNS_PER_MEAN)).mean(3, dtype=dtype)
+    grouped: torch.Tensor = rows[:, :, :whole].unflatten(2, (blocks, COLUMNS_PER_MEAN))
+    means = grouped.mean(3, dtype=dtype)
     if whole < rows.shape[2]:
         rest = rows[:, :, whole:].mean(2, keepdim=True, dtype=dtype)
         means = torch.cat([means, rest], dim=2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -96,15 +95,16 @@ class ColumnBudgets:
         return mask
 
 
-def static_bits(columns: Any) -> frozenbitarray:
+def static_bits(columns: object) -> frozenbitarray:
     """Return a bit for each column, in order, as the kernels pack them: ``endian="little"``.
 
     Takes a bitarray of either bit order, a bool array or tensor ``[N]``, or a list of bools. Raises
     `ValueError` for anything else, or where there is no column.
     """
-    is_plain = isinstance(columns, torch.Tensor) and columns.layout == torch.strided
-    if is_plain and columns.dtype == torch.bool and not columns.is_meta:
-        columns = columns.detach().cpu().numpy()
+    if isinstance(columns, torch.Tensor):
+        is_plain = columns.layout == torch.strided and not columns.is_meta
+        if is_plain and columns.dtype == torch.bool:
+            columns = columns.detach().cpu().numpy()
     if isinstance(columns, torch.Tensor):
         raise ValueError(
             "static_columns: expected bools of shape [N], got "

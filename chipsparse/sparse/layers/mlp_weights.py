@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from chipsparse.kernels.fp8_rows import Fp8RowRounding, fp8_rows
 from chipsparse.kernels.sparse_mlp_up.reference import activate
 from chipsparse.kernels.triton_support import compute_capability, no_fp8_reason
 from chipsparse.layout import Fp8Form
+
+if TYPE_CHECKING:
+    from torchao.quantization import Float8Tensor
 
 Gate = Literal["none", "first", "second", "apart"]
 MULTIPLE = 16  # of a weight's rows and columns: what products in FP8 want
@@ -165,7 +168,7 @@ class Fp8MLPWeights:
         return {"fp8_dequantization": fp8_dequantization.choose(data.qdata, dtype, backend=backend)}
 
 
-def fp8_form(weight: Any) -> Fp8Form | None:
+def fp8_form(weight: object) -> Fp8Form | None:
     """Return what a linear with a weight of torchao's rounds to FP8; None for other weights.
 
     Such a weight is in e4m3, with a scale for each row or one for all.
@@ -178,7 +181,7 @@ def fp8_form(weight: Any) -> Fp8Form | None:
         return None
     if scale.dtype != torch.float32 or scale.shape not in ((data.shape[0], 1), (1, 1)):
         return None
-    return "weights" if weight.act_quant_kwargs is None else "weights and inputs"
+    return "weights" if getattr(weight, "act_quant_kwargs", None) is None else "weights and inputs"
 
 
 def part_of(
@@ -199,7 +202,7 @@ def part_of(
     return _remade(whole, whole.qdata[rows, columns], scale)
 
 
-def _remade(weight: Any, data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def _remade(weight: Float8Tensor, data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return such a weight with other numbers and scales."""
     _, facts = weight.__tensor_flatten__()
     facts = {**facts, "block_size": list(map(min, weight.block_size, data.shape))}
@@ -208,7 +211,7 @@ def _remade(weight: Any, data: torch.Tensor, scale: torch.Tensor) -> torch.Tenso
     return made
 
 
-def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+def fp8_linear(rows: torch.Tensor, weight: Float8Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """``rows @ weight.T + bias`` ``[..., R]`` of rows ``[..., K]``, as torchao computes it.
 
     Where both are rounded by rows and a kernel can, rows are rounded in one pass. torchao takes ten
@@ -223,7 +226,7 @@ def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> to
         return _by_torchao(rows, weight, bias)
     data, scale = kernel.launch(call)
     numbers = weight.qdata if _multiplies_strided(rows.device) else weight.qdata.contiguous()
-    product = torch._scaled_mm(
+    product: torch.Tensor = torch._scaled_mm(
         data,
         numbers.t(),
         scale_a=scale,
@@ -232,10 +235,15 @@ def fp8_linear(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> to
         out_dtype=rows.dtype,
         use_fast_accum=weight.mm_config.use_fast_accum,
     )
-    return product.unflatten(0, rows.shape[:-1])
+    unflattened: torch.Tensor = product.unflatten(0, rows.shape[:-1])
+    return unflattened
 
 
-def _by_torchao(rows: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+def _by_torchao(
+    rows: torch.Tensor,
+    weight: Float8Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
     """The linear itself, of contiguous rows: torchao may have other libraries multiply."""
     if not weight.qdata.is_contiguous():
         weight = _remade(weight, weight.qdata.contiguous(), weight.scale)
@@ -250,7 +258,7 @@ def _multiplies_strided(device: torch.device) -> bool:
     return device.type != "cuda" or compute_capability(device)[0] == HOPPER
 
 
-def _rounds_by_rows(weight: Any, dtype: torch.dtype) -> bool:
+def _rounds_by_rows(weight: Float8Tensor, dtype: torch.dtype) -> bool:
     """Return True where torchao rounds inputs and weight by rows and does nothing else to them."""
     inputs = weight.act_quant_kwargs
     product = weight.mm_config
