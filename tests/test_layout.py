@@ -3,6 +3,7 @@
 import ast
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -222,6 +223,14 @@ def test_only_pipelines_and_what_is_above_know_diffusers():
         if FLOOR[room_of(module)] < FLOOR["chipsparse.pipelines"]:
             found = [name for name, _ in imports(file, module) if name.startswith("diffusers")]
             assert found == [], f"{module} imports {found}"
+
+
+def test_what_skips_knows_torch_and_numpy_alone():
+    known = {*sys.stdlib_module_names, "chipsparse", "torch", "numpy"}
+    for file, module in sources():
+        if module.startswith("chipsparse.skip"):
+            found = {name.partition(".")[0] for name, _ in imports(file, module)}
+            assert found <= known, f"{module} imports {found - known}"
 
 
 def tracked_sizes():

@@ -251,7 +251,7 @@ def test_what_is_said_to_help_does_where_sparse_steps_are_dear():
     small = layout_of("WanTransformer3DModel", (21, 60, 104))
     own = GENERAL["balanced"]
     said = why_nothing(planned(own, small, steps=6))
-    assert said.endswith("or lower schedule.by_cost.skipping.at_least (now 8)")
+    assert said.text.endswith("or lower schedule.by_cost.skipping.at_least (now 8)")
     config = own.override({"schedule.by_cost.skipping.at_least": 2})
     plan = planned(config, small, steps=6)
     assert why_nothing(plan) is None

@@ -87,8 +87,14 @@ CONTENT = {
         "device": {"type": "cpu", "name": "a CPU"},
         "transformers": {"transformer": {"schedule": "2 of 4 steps in full"}},
         "steps": [call(n, b, a) for n, a in enumerate(ACTIONS) for b in ("cond", "uncond")],
-        "fallbacks": ["no cache in /home/alice/x: see /var/log/log.txt"],
-        "notes": ["8/16 stay"],
+        "reasons": [
+            {
+                "code": "of.a",
+                "level": "fallback",
+                "sentence": "no cache in /home/alice/x: see /var/log/log.txt",
+            },
+            {"code": "of.b", "level": "note", "sentence": "8/16 stay"},
+        ],
         "backends": {"column_sums": "reference"},
         "passed_over": {"column_sums": {"triton": "no GPU"}},
     },

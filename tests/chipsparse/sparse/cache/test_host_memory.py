@@ -56,7 +56,7 @@ def test_a_refusal_is_noted_and_the_memory_serves_unpinned(monkeypatch):
     block = memory.acquire(3 << 20, pin=True, notify=notes.append)
     assert (block.pinned, memory.pinned_bytes) == (False, 0)
     block.memory.fill_(7)
-    assert notes == [
+    assert [reason.text for reason in notes] == [
         "3.0 MiB of host memory for caches could not be pinned (CUDA error 2): copies to the GPU "
         "are slower and hold up the host",
     ]
@@ -105,7 +105,7 @@ def test_cuda_pins_and_unpins_and_says_what_it_refuses():
         )  # pinned already
         again = memory.acquire(5 << 20, pin=True, notify=notes.append)
     assert not again.pinned
-    assert "could not be pinned (CUDA error" in notes[0]
+    assert "could not be pinned (CUDA error" in notes[0].text
     assert torch.ones(3, device="cuda").sum().item() == 3  # the failure is not reported again
     memory.release(block)
     del block

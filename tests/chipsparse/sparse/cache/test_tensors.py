@@ -84,7 +84,7 @@ def test_lists_are_placed_nowhere_and_scales_only_in_fp8():
         assert placed == set(Kept) - {Kept.LISTS} - (set() if in_fp8 else ROUNDED)
 
 
-@pytest.mark.parametrize("precision", ["full", "fp8"])
+@pytest.mark.parametrize("precision", ["model", "fp8"])
 def test_the_table_has_the_dtype_and_the_bytes_of_what_is_kept(precision):
     session = session_with({"memory.cache_precision": precision})
     generate(session, steps=4, branches=("cond",))
@@ -107,7 +107,7 @@ def test_the_table_has_the_dtype_and_the_bytes_of_what_is_kept(precision):
                 assert tensor.nbytes == planned, kept
             assert kept.declared.numbers in ITEM_BYTES[tensor.dtype], kept
             seen.add(kept)
-    assert seen == set(Kept) - (ROUNDED if precision == "full" else set())
+    assert seen == set(Kept) - (ROUNDED if precision == "model" else set())
 
 
 def test_bytes_follow_the_sizes_of_a_call():
