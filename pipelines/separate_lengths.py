@@ -7,7 +7,8 @@ guidance branch of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -60,57 +61,43 @@ class SeparateLengths(CallReader):
             is_known: tells whether the step of a call is known; others run as one.
             is_guided: tells whether the halves of the batch are guidance branches.
         """
+        with self._opened():
+            arguments = self.named(args, kwargs)
+            lengths = self.prompt_lengths(arguments)
+            self.lengths = lengths
+            self._branches = 1
+            self._samples = None
+            distinct = list(dict.fromkeys(lengths or ()))
+            together = len(distinct) < 2 or torch.is_grad_enabled()
+            if not together and self.split is None:  # the model masks them where nothing is sparse
+                together = not (is_known(arguments) and self._may_be_sparse(arguments))
+            if together:
+                return call(args, kwargs)
+            self._branches = len(distinct)
+            position = {"name": "call", **position}
+            samples = lengths or []
+            # Each half of a guided batch has the same videos or images.
+            guided = len(samples) % 2 == 0 and is_guided()
+            videos = len(samples) // 2 if guided else len(samples)
+            results = []
+            order = []
+            for length in distinct:
+                rows = [row for row, tokens in enumerate(samples) if tokens == length]
+                name = f"{position['name']} {','.join(map(str, rows))}"
+                self.lengths = [length] * len(rows)
+                self._samples = tuple(row % videos for row in rows)
+                with self.model.cache_context(**{**position, "name": name}):
+                    results.append(call((), rows_of(arguments, rows, len(samples))))
+                order += rows
+            return joined(results, torch.tensor(order).argsort())
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
         self.is_open = True
         try:
-            return self._run(
-                call,
-                args,
-                kwargs,
-                position=position,
-                is_known=is_known,
-                is_guided=is_guided,
-            )
+            yield
         finally:
             self.is_open = False
-
-    def _run(
-        self,
-        call: Callable[[tuple[Any, ...], Mapping[str, Any]], Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        position: Mapping[str, Any],
-        is_known: Callable[[Arguments], bool],
-        is_guided: Callable[[], bool],
-    ) -> Any:
-        arguments = self.named(args, kwargs)
-        lengths = self.prompt_lengths(arguments)
-        self.lengths = lengths
-        self._branches = 1
-        self._samples = None
-        distinct = list(dict.fromkeys(lengths or ()))
-        together = len(distinct) < 2 or torch.is_grad_enabled()
-        if not together and self.split is None:  # the model masks them where nothing is sparse
-            together = not (is_known(arguments) and self._may_be_sparse(arguments))
-        if together:
-            return call(args, kwargs)
-        self._branches = len(distinct)
-        position = {"name": "call", **position}
-        samples = lengths or []
-        # Each half of a guided batch has the same videos or images.
-        guided = len(samples) % 2 == 0 and is_guided()
-        videos = len(samples) // 2 if guided else len(samples)
-        results = []
-        order = []
-        for length in distinct:
-            rows = [row for row, tokens in enumerate(samples) if tokens == length]
-            name = f"{position['name']} {','.join(map(str, rows))}"
-            self.lengths = [length] * len(rows)
-            self._samples = tuple(row % videos for row in rows)
-            with self.model.cache_context(**{**position, "name": name}):
-                results.append(call((), rows_of(arguments, rows, len(samples))))
-            order += rows
-        return joined(results, torch.tensor(order).argsort())
 
     def _may_be_sparse(self, arguments: Arguments) -> bool:
         layout = self.layout(arguments)
