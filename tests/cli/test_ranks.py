@@ -11,14 +11,16 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
+import typer
 
-from chipsparse.cli import ranks
 from chipsparse.cli.errors import UserError
 from chipsparse.cli.generate.job import KeptPipeline
 from chipsparse.cli.launching import start_others
 from chipsparse.cli.options import GenerationOptions
 from chipsparse.cli.ranks import Rank, meet, this_rank
 from chipsparse.parallel.degrees import Parallel
+from chipsparse.reasons.reason import fallback
+from chipsparse.report.generation import GenerationReport
 from tests.cli.conftest import IMAGE_PROFILE, command, names
 from tests.ranks import run_ranks
 
@@ -167,10 +169,22 @@ def test_the_process_that_failed_first_is_named(monkeypatch, capsys):
         return run
 
     monkeypatch.setattr(run, "elastic_launch", fails)
-    with pytest.raises(ranks.typer.Exit) as ended:
+    with pytest.raises(typer.Exit) as ended:
         start_others("generate", GenerationOptions(), 2)
     assert ended.value.exit_code == 2
     assert capsys.readouterr().err == "chipsparse: error: rank 1: no room\n"
+
+
+def test_the_first_process_reports_what_ran_dense_in_the_others():
+    report = GenerationReport()
+    report.add(fallback("layers.x", "one layer is dense"))
+    gathered = [report.fallbacks, [*report.fallbacks, "another is"]]
+    peers = SimpleNamespace(gather=lambda own: gathered)
+    Rank(ranks=2, peers=peers).gather_fallbacks(report)
+    first, other = report.fallbacks
+    assert first == gathered[0][0]
+    assert "another is" in other
+    assert "rank 1" in other
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from tests.kernels.formulas import INTERPRETED
 CPU = torch.device("cpu")
 
 
-MODULES = (
+WITH_GLUON = (
     "column_sparse_attention",
     "dense_attention_column_sums",
     "sparse_mlp_down",
@@ -88,7 +88,7 @@ def test_gluon_that_moved_is_a_reason(monkeypatch, moved):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter replaces the kernels")
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", WITH_GLUON)
 def test_installed_release_compiles_as_an_unknown_one_would(unknown_release, module):
     device = torch.device("cuda", HOPPER)
     load = imported(f"chipsparse.kernels.{module}.gluon_sm90", "compile_one")
