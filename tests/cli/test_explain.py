@@ -249,7 +249,7 @@ def test_what_pipelines_make_by_default(explained, folder, classes, own, grid, t
     ("sparsity", "part", "reason", "layers"),
     [
         ("{mlp: {density: dense}}", 1, "mlp.density is dense in the profile", 40),
-        (f"{{{MLP}, layers: [{{layers: 0-1, mlp: dense}}]}}", 1, "layers names it dense", 2),
+        (f"{{{MLP}, layers: [{{index: 0-1, mlp: dense}}]}}", 1, "layers names it dense", 2),
         (f"{{{MLP}, schedule: {{actions: [dense]}}}}", 1, "no step of the schedule is sparse", 40),
         # What would be slower sparse.
         ("{}", 0, "by the rates of one NVIDIA H200 a sparse step of it may take up to 0.", 40),

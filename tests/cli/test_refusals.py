@@ -12,7 +12,7 @@ from tests.cli.conftest import PROFILE, change_json, command, nothing_written
 from tests.tiny_models import PROMPT
 
 PROMPTS = f"{PROMPT}\na blue square moves up\na white triangle grows\n"
-LAYERS = "layers[0].layers: names layer 9, but this model has 3 layers, 0 to 2"
+LAYERS = "layers[0].index: names layer 9, but this model has 3 layers, 0 to 2"
 FILES = {
     "prompts.txt": PROMPTS,
     "one.txt": "a red circle\n\n",
@@ -20,7 +20,7 @@ FILES = {
     "prompts.csv": "prompt\na\nb\n",
     "bad.yaml": f"{PROFILE}  colour: red\n",
     "long.yaml": PROFILE.replace("inference_steps: 4", "inference_steps: 6"),
-    "layers.yaml": f"{PROFILE}  layers: [{{layers: 1-9, mlp: dense}}]\n",
+    "layers.yaml": f"{PROFILE}  layers: [{{index: 1-9, mlp: dense}}]\n",
 }
 # The models: a folder that makes videos, one that makes images, and one that starts from an image.
 VIDEO = "--model VIDEO"

@@ -351,7 +351,7 @@ def test_the_scheduler_is_made_or_refused_before_loading(broken_model, scheduler
     assert request.load().scheduler.config.flow_shift == 6
 
 
-MOST_MODULES = 15
+MOST_MODULES = 18
 
 
 def test_few_modules_are_on_the_way_from_the_parser_to_the_file(model_folder, workdir):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,7 @@ from chipsparse.kernels.sparse_mlp_up.reference import activate
 from chipsparse.kernels.triton_support import compute_capability, no_fp8_reason
 from chipsparse.layout import Fp8Form
 
-if TYPE_CHECKING:
-    from torchao.quantization import Float8Tensor
-
+Float8Tensor: TypeAlias = Any  # torchao's class; torchao need not be installed
 Gate = Literal["none", "first", "second", "apart"]
 MULTIPLE = 16  # of a weight's rows and columns: what products in FP8 want
 HOPPER = 9  # major compute capability
