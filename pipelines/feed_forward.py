@@ -43,6 +43,15 @@ class PatchedModule:
     """Mixin of a patched module that does something else where its layer runs as one op."""
 
     chipsparse_as_one: bool
+    chipsparse_base: type
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Let copies and pickles be stock: they have weights of their own, which no site reads."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        _, _, state, *rest = reduced
+        own = {name: value for name, value in state.items() if name not in (AS_ONE, TAG)}
+        # Not `copyreg.__newobj__`, with which pickle wants the object's own class.
+        return (object.__new__, (self.chipsparse_base,), own, *rest)
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The output of the module as it was made, or of `chipsparse_forward`."""

@@ -228,8 +228,9 @@ def forward_arguments(module: torch.nn.Module) -> tuple[str, ...]:
         open_ended = {item.name for item in parameters if item.kind in ANY}
         names |= {item.name: None for item in parameters if item.name not in open_ended}
         if not open_ended:
-            break
-    return tuple(names)
+            return tuple(names)
+    wrapped = getattr(original, "original_module", None)  # by PEFT, which hands all on to a copy
+    return forward_arguments(wrapped) if isinstance(wrapped, torch.nn.Module) else tuple(names)
 
 
 @functools.cache  # one hook for all blocks of a kind: compiled ones share one graph
