@@ -352,11 +352,12 @@ class Runner:
         remedy = "call the transformer under torch.no_grad()"
         self.sparse.refuse_split("gradients are recorded; call it under torch.no_grad()")
         record = None
-        arguments = self.sparse.reader.named(args, kwargs)
-        if self.loop.runs and self.why_unknown(arguments) is None:
-            self._report.in_call = True
-            place = self._locate(arguments)
-            record = self._begin_dense(place, self.sparse.reader.latents(arguments).device)
+        if self.loop.runs:
+            arguments = self.sparse.reader.named(args, kwargs)
+            if self.why_unknown(arguments) is None:
+                self._report.in_call = True
+                place = self._locate(arguments)
+                record = self._begin_dense(place, self.sparse.reader.latents(arguments).device)
         dense = everything_dense("calls.gradients", "gradients are recorded", remedy)
         self._report.add_dense_calls(*dense)
         result = forward(*args, **kwargs)

@@ -12,7 +12,7 @@ import torch
 from diffusers.models import attention_dispatch
 from diffusers.models.modeling_utils import get_parameter_dtype
 
-from chipsparse.config import PARTS, Part
+from chipsparse.config import PARTS, Branches, Part
 from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.pipelines.denoising_loop import DenoisingLoop
@@ -24,6 +24,7 @@ from chipsparse.pipelines.execution import (
     pending_bytes,
 )
 from chipsparse.pipelines.family import Family
+from chipsparse.pipelines.feed_forward import AS_ONE
 from chipsparse.pipelines.model_patch import ModelPatch
 from chipsparse.pipelines.ops import LayerCall
 from chipsparse.pipelines.parallel.team import Team
@@ -44,6 +45,10 @@ PASSES_OVER = "skip_layers", "spatio_temporal_guidance_blocks"
 COMPUTES = re.compile(
     r"\b_modules\.|\.(scaling|merged_adapters|_active_adapter|_disable_adapters)\b"
     r"|\.processor\.scale\b|^_hf_peft_config_loaded$|^peft_config\b",
+)
+OWN_LISTS = (
+    "schedule.branches gives guidance branches lists of their own, and each process would know one "
+    "alone; use another form, or Parallel(guidance=1)"
 )
 UNSEEN = "code that was put in the model's place computes it, or passes it over"
 
@@ -73,7 +78,11 @@ class SparseModel:
         self.refuse_split(family.why_not_split(cast(Any, transformer).config))
         if team is not None and team.guidance is not None:
             self.refuse_sharing(family.why_guidance_stays())
+            # A process logs, and corrects by, the calls that it computes alone.
+            if isinstance(session.config.schedule.form, Branches):
+                self.refuse_sharing(OWN_LISTS)
         self._state: ModelState | None = None  # of the last computed call
+        self._has_mlps_as_one = False  # feed-forward layers that can are single ops
         self.reader = family.reader(family, transformer, session, self.split, loop)
         self.tokens = family.tokens(self.reader, patches)
         self.patch = ModelPatch(family, transformer, session.config, patches)
@@ -124,7 +133,7 @@ class SparseModel:
             self._state = ModelState(
                 self.transformer,
                 execution.device,
-                ignored={RUNNER},
+                ignored={RUNNER, AS_ONE},
                 surroundings=lambda: surroundings(execution.device.type),
             )
 
@@ -243,9 +252,12 @@ class SparseModel:
         if what is not None:
             self.session.graphs.model_changed(what)
             self._state = None
-        if what is not None or self.session.is_first_call:
+        # Guidance branches may differ in it, by lists of their own.
+        wanted = self.session.caching and self.session.config.mlp.is_sparse
+        is_new = what is not None or self.session.is_first_call
+        if is_new or wanted is not self._has_mlps_as_one:
             self._check_attention()
-            wanted = self.session.caching and self.session.config.mlp.is_sparse
+            self._has_mlps_as_one = wanted
             self._report("mlp", self.patch.run_feed_forwards(execution, as_one=wanted))
 
     def check_caches(self) -> None:

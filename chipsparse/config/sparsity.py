@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from chipsparse.common.byte_sizes import parse_bytes
 from chipsparse.common.validation import Validated, build, option, shown
 from chipsparse.config.actions import PARTS
+from chipsparse.config.former_words import check_former_fields
 from chipsparse.config.schedule_forms import FORMS, ScheduleConfig, share
 
 Precision = Literal["model", "fp8"]
@@ -278,6 +279,8 @@ def _set(data: dict[str, Any], path: Sequence[str], value: object) -> None:
         if group in FORMS or above == "branches":
             inner.setdefault(group, {})
         if not isinstance(inner.get(group), dict):
+            if above == "schedule":
+                check_former_fields({group: {path[-1]: value}})
             raise ValueError(f"{'.'.join(path)}: unknown field; allowed: {', '.join(inner)}")
         inner = inner[group]
         above = group

@@ -21,29 +21,22 @@ class BranchColumns:
         self._source = dist.get_process_group_ranks(group)[0]
         self._shared = False
 
-    def open(self, step: int, action: Action, layout: ModelLayout, *, same: bool = True) -> None:
+    def open(self, step: int, action: Action, layout: ModelLayout) -> None:
         """Begin a call on every process of the branches.
 
-        Args:
-            step: of the call.
-            action: of the call.
-            layout: the call's sizes.
-            same: False where branches have lists of their own, so that their actions may differ.
-
         Raises:
-            PeerError: if another process is at another step, or takes another action than it may.
+            PeerError: if they do not do the same.
         """
         said = self._peers.gather([step, action.value, str(layout)])
         for rank, (other_step, other_action, _) in enumerate(said):
-            if other_step != said[0][0] or (same and other_action != said[0][1]):
+            if [other_step, other_action] != said[0][:2]:
                 raise PeerError(
                     f"{self._peers.names[0]} is at step {said[0][0]} ({said[0][1]}) and "
                     f"{self._peers.names[rank]} at step {other_step} ({other_action})",
                 )
         # Prompts of other lengths in the sequence choose for themselves.
         alike = all(other_layout == said[0][2] for *_, other_layout in said)
-        refreshes = all(other_action == Action.REFRESH.value for _, other_action, _ in said)
-        self._shared = alike and refreshes
+        self._shared = alike and action is Action.REFRESH
 
     def give(self, columns: torch.Tensor) -> None:
         """If this is the first, send the columns of a layer's refresh, uint8 ``[B, H, G, n]``."""

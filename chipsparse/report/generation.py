@@ -20,7 +20,14 @@ from pydantic import TypeAdapter
 from chipsparse.common.machine import package_version
 from chipsparse.common.user_warnings import warn_user
 from chipsparse.common.version import __version__
-from chipsparse.config import DenseWarning, FallbackError, Part, QualityWarning, SparsityConfig
+from chipsparse.config import (
+    ByCost,
+    DenseWarning,
+    FallbackError,
+    Part,
+    QualityWarning,
+    SparsityConfig,
+)
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.reasons.reason import Level, Reason, nothing_sparse
 from chipsparse.report.nothing_sparse import wants_sparse, why_nothing
@@ -205,7 +212,14 @@ class GenerationReport(GenerationRecord):
     @property
     def config_taken(self) -> SparsityConfig | None:
         """The config with the schedule that the last generation had; before one, as asked for."""
-        return next((plan.config for plan in self.plans.values()), self.config)
+        plan = next(iter(self.plans.values()), None)
+        if plan is None:
+            return self.config
+        form = plan.config.schedule.form
+        if not isinstance(form, ByCost):
+            return plan.config
+        schedule = replace(plan.config.schedule, form=form.taken(plan.sparse_cost))
+        return replace(plan.config, schedule=schedule)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it in types of JSON, as files have it, with versions, plans and sums."""

@@ -20,8 +20,19 @@ def wants_sparse(config: SparsityConfig) -> bool:
 def why_nothing(plan: SparsityPlan, first: int = 0, name: str = "transformer") -> Reason | None:
     """Return why no step will be sparse or skipped, with what would help; None if one may be.
 
-    The transformer of this name is called from the step ``first`` on.
+    The transformer of this name is called from the step ``first`` on. Where guidance branches have
+    lists of their own, the reason of the plan's branch counts if every branch has one.
     """
+    own = _why_nothing(plan, first, name)
+    others = [branch for branch in plan.schedule.timetable.by_branch if branch != plan.branch]
+    if own is None or any(
+        _why_nothing(replace(plan, branch=branch), first, name) is None for branch in others
+    ):
+        return None
+    return own
+
+
+def _why_nothing(plan: SparsityPlan, first: int, name: str) -> Reason | None:
     form = form_of(plan.config.schedule.form, plan.branch, plan.sparse_cost)
     if plan.steps is None and isinstance(form, Spread):
         return nothing_sparse("schedule.steps_unknown", NO_NUMBER)

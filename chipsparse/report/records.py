@@ -189,7 +189,8 @@ class PlannedSteps:
     """The plan of one transformer, as files have it."""
 
     schedule: str = ""  # in words
-    actions: list[Action] | None = None  # of every step; None: their number is not known
+    # Of every step; None: their number is not known, or guidance branches differ in them.
+    actions: list[Action] | None = None
     # The `ModelLayout` of its last call, with tokens and layers.
     layout: Mapping[str, Any] = field(default_factory=dict)
 
@@ -198,7 +199,8 @@ class PlannedSteps:
         """Return a plan in words and numbers."""
         layout = plan.layout
         sizes = {**dataclasses.asdict(layout), "tokens": layout.tokens, "layers": layout.layers}
-        actions = None if plan.steps is None else list(plan.actions())
+        is_one_list = plan.steps is not None and len(plan.schedule.timetable.by_branch) == 1
+        actions = list(plan.actions()) if is_one_list else None
         return cls(plan.describe(), actions, sizes)
 
 

@@ -268,8 +268,7 @@ class SparseSession:
             replaces_attention=replaces and reading.why_not_cached is None,
         )
         if self._agreement.columns is not None:
-            lists_differ = len(plan.schedule.timetable.by_branch) > 1
-            self._agreement.columns.open(place.step, action, plan.layout, same=not lists_differ)
+            self._agreement.columns.open(place.step, action, plan.layout)
         if not decision.is_skipped:
             record.timer = StepTimer(device)
             self._caches.start(place.branch, action)

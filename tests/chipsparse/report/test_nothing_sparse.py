@@ -125,3 +125,11 @@ def test_what_a_config_wants(changes, wanted):
     config = SparsityConfig().override(changes)
     assert wants_sparse(config) is wanted
     assert wanted or why_nothing(SparsityPlan(config, LAYOUT, 1)) is None
+
+
+def test_a_branch_that_is_full_at_every_step_is_no_reason_where_another_one_skips():
+    form = Branches({"*": Listed((3,)), "cond": Spread(1.0)})
+    plan = SparsityPlan(SparsityConfig(schedule=ScheduleConfig(form)), LAYOUT, 9, branch="cond")
+    assert why_nothing(plan) is None
+    unknown = SparsityPlan(SparsityConfig(schedule=ScheduleConfig(form)), LAYOUT, branch="cond")
+    assert why_nothing(unknown) is None

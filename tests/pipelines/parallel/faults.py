@@ -20,14 +20,14 @@ from tests.pipelines.test_families import SPARSE
 CALL = {**BIG, "height": 80, "width": 64, "guidance_scale": 1.0}
 
 
-def skips_alone():
-    """Rank 1 skips a step that rank 0 computes."""
+def dense_alone():
+    """Rank 1 records nothing at a step that rank 0 refreshes."""
     taken = SparsityPlan.taken
 
-    def skipping(self, step, recorded):
-        return Action.SKIP if dist.get_rank() == 1 and step == 4 else taken(self, step, recorded)
+    def recording(self, step, recorded):
+        return Action.DENSE if dist.get_rank() == 1 and step == 4 else taken(self, step, recorded)
 
-    return mock.patch.object(SparsityPlan, "taken", skipping)
+    return mock.patch.object(SparsityPlan, "taken", recording)
 
 
 def refreshes_alone():
@@ -53,8 +53,8 @@ def seen():
             equal_bits.report_of_layers(report)["attention sparse"],
             equal_bits.largest_difference(result, alone),
         ]
-        with skips_alone():
-            found["skips alone"] = said(wan_of(4), CALL)
+        with dense_alone():
+            found["dense alone"] = said(wan_of(4), CALL)
         found["seed"] = said(wan_of(4), CALL, seed=dist.get_rank())
         prompt = ("a red circle", "a blue square")[dist.get_rank()]
         found["prompt"] = said(wan_of(4), {**CALL, "prompt": prompt})

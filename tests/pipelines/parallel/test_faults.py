@@ -20,8 +20,8 @@ def test_ranks_that_differ_are_seen(tmp_path):
         assert agree  # and none waits for the other, though they compute otherwise
         assert (sparse == 0) == (ended is second)
         assert difference > 1e-4
-        steps = "step 4 of 'cond', refresh and step 4 of 'cond', skip"
-        assert f"differ in what they compute: {steps}" in found["skips alone"]
+        steps = "step 4 of 'cond', refresh and step 4 of 'cond', dense"
+        assert f"differ in what they compute: {steps}" in found["dense alone"]
         for name, what in (("seed", "latents"), ("prompt", "prompt"), ("config", "config")):
             assert found[name].startswith(f"PeerError: rank 0 and rank 1 differ in {what}"), name
         assert found["heads"] == (
