@@ -78,6 +78,18 @@ class Validated:
     # Fields that had other names once, by these.
     FORMER_NAMES: ClassVar[Mapping[str, str]] = {}
 
+    def __new__(cls, *_: object, **named: object) -> Self:
+        """Refuse former names before Python does, in a sentence that has the new ones."""
+        cls.check_former_names(named)
+        return super().__new__(cls)
+
+    @classmethod
+    def check_former_names(cls, words: Mapping[str, Any]) -> None:
+        """Raise `ValueError` for a field in a former word, with what it became."""
+        for name in words:
+            if name in cls.FORMER_NAMES:
+                raise ValueError(f"{name}: its name is now {cls.FORMER_NAMES[name]}")
+
     def __repr__(self) -> str:
         """The call that makes it, without the fields that have their defaults."""
         changed = [
@@ -108,10 +120,9 @@ class Validated:
             ValueError: for a field that is missing, unknown, or not of its type; the message
                 begins with the field's path.
         """
+        cls.check_former_names(words)
         names = [item.name for item in dataclasses.fields(cls)]
         for name in words:
-            if name in cls.FORMER_NAMES:
-                raise ValueError(f"{name}: its name is now {cls.FORMER_NAMES[name]}")
             if name not in names:
                 raise ValueError(f"{name}: unknown field; allowed: {', '.join(names)}")
         for item in dataclasses.fields(cls):

@@ -299,9 +299,14 @@ class ScheduleConfig(Validated):
         return {**form_words(self.form), **{name: getattr(self, name) for name in self.OWN}}
 
     @classmethod
+    def check_former_names(cls, words: Mapping[str, Any]) -> None:
+        """Raise `ValueError` for a schedule in former words, with the same in the new ones."""
+        check_former_fields(words)
+
+    @classmethod
     def read(cls, words: Mapping[str, Any]) -> Self:
         """Return the schedule of plain values; without a form it is `Periodic`."""
-        check_former_fields(words)
+        cls.check_former_names(words)
         allowed = (*FORMS, *cls.OWN)
         for name in words:
             if name not in allowed:

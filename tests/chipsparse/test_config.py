@@ -253,3 +253,18 @@ def test_scalars_of_numpy():
 def test_the_repr_says_what_is_not_the_default():
     text = "SparsityConfig(layers=(LayerBudget(index='3', mlp='dense'),), tile=None)"
     assert repr(eval(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: ScheduleConfig(full_share=0.3),
+            r"in place of full_share write spread: {full: 0.3}",
+        ),
+        (lambda: LayerBudget(layers="0-1"), "layers: its name is now index"),
+    ],
+)
+def test_former_names_of_arguments_say_what_they_became(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
