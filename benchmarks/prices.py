@@ -15,10 +15,10 @@ import torch
 
 from benchmarks.models import MODELS
 from benchmarks.records import Record, read
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Action, SparsityConfig
 from chipsparse.experiments.engine import step_digest
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 RESULTS = Path(__file__).parent / "results"
 # Of today's configs first; the others have steps with sparse MLPs.

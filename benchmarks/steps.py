@@ -52,11 +52,11 @@ from benchmarks.step_timing import (
     run_timed,
 )
 from chipsparse import Parallel, ScheduleConfig, SparsityConfig
-from chipsparse.config import ActionName, Actions, Precision
+from chipsparse.config import Action, ActionName, Actions, Precision
 from chipsparse.experiments.engine import config_digest, step_digest
 from chipsparse.layout import ModelLayout
 from chipsparse.sparse.cost_model.layer_times import as_of_many
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 COLUMNS = {
     **dict.fromkeys(("case", "schedule"), ""),

@@ -16,7 +16,7 @@ import torch
 
 from chipsparse.api import enable
 from chipsparse.common.errors import UserError, user_errors
-from chipsparse.config import PARTS, ConfigError, SparsityConfig
+from chipsparse.config import PARTS, Action, ConfigError, SparsityConfig
 from chipsparse.experiments.progress import Progress, StepDone
 from chipsparse.experiments.records import StepResult
 from chipsparse.parallel.degrees import Parallel
@@ -27,7 +27,7 @@ from chipsparse.report.generation import GenerationReport
 from chipsparse.report.records import StepRecord, mean
 from chipsparse.sparse.cost_model.layer_times import LayerTime, Rates, layer_time
 from chipsparse.sparse.cost_model.run_times import DenseParts
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 if TYPE_CHECKING:
     from diffusers.utils import BaseOutput

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from chipsparse.config import Action
 from chipsparse.layout import ModelLayout
 from chipsparse.pipelines.denoising_loop import DenoisingLoop, check_scheduler, scheduler_step
 from chipsparse.pipelines.execution import Execution, check_undivided
@@ -44,7 +45,7 @@ from chipsparse.skip.session import CallForm, Decision, SkipSession
 from chipsparse.skip.step_log import LoggedCall
 from chipsparse.skip.timetable import Run, Schedule
 from chipsparse.sparse.layers.state import OpenCall
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 from chipsparse.sparse.session import Reading, SparseSession
 
 PREDICTION = "pred_"  # of what guiders of diffusers call a branch: what it predicts

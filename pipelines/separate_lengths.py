@@ -86,7 +86,8 @@ class SeparateLengths(CallReader):
                 name = f"{position['name']} {','.join(map(str, rows))}"
                 self.lengths = [length] * len(rows)
                 self._samples = tuple(row % videos for row in rows)
-                with self.model.cache_context(**{**position, "name": name}):
+                own_position = {**position, "name": name}
+                with self.model.cache_context(**own_position):
                     results.append(call((), rows_of(arguments, rows, len(samples))))
                 order += rows
             return joined(results, torch.tensor(order).argsort())

@@ -12,7 +12,7 @@ import torch
 from diffusers.models import attention_dispatch
 from diffusers.models.modeling_utils import get_parameter_dtype
 
-from chipsparse.config import PARTS, Branches, Part
+from chipsparse.config import PARTS, Action, Branches, Part
 from chipsparse.kernels.dense_attention import faster_than_the_library
 from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.pipelines.denoising_loop import DenoisingLoop
@@ -35,7 +35,6 @@ from chipsparse.report.nothing_sparse import wants_sparse
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.graphs.model_state import ModelState
 from chipsparse.sparse.layers.state import OpenCall
-from chipsparse.sparse.plan import Action
 from chipsparse.sparse.session import SparseSession
 
 # Arguments of models that leave out the attention of some layers, to guide by that.

@@ -30,9 +30,9 @@ from benchmarks.moving_photographs.work import DenseWork
 from benchmarks.prices import PRICED_AS, priced
 from benchmarks.records import read
 from chipsparse import SparsityConfig
+from chipsparse.config import Action
 from chipsparse.experiments.diffusers_caches import CacheRun
 from chipsparse.experiments.engine import step_digest
-from chipsparse.sparse.plan import Action
 from docs.tables import figures
 from tests.tiny_models import PROMPT, tiny_wan_pipeline
 from tests.variants import slow

@@ -13,9 +13,9 @@ from benchmarks.prices import (
     prices_of,
     speed_of,
 )
+from chipsparse.config import Action
 from chipsparse.experiments.engine import config_digest, step_digest
 from chipsparse.profiles.profile import find_profile
-from chipsparse.sparse.plan import Action
 from docs.tables import measured
 
 LARGE = MODELS[PRICED_AS]

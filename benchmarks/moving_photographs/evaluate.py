@@ -48,11 +48,10 @@ from benchmarks.moving_photographs.methods import (
 from benchmarks.moving_photographs.mlp_rules import RULES, simulated
 from benchmarks.prices import PRICED_AS, StepPrices, computed_prices, priced, prices_of
 from benchmarks.records import Record, Run, read, table, write
-from chipsparse.config import SparsityConfig, Spread
+from chipsparse.config import Action, SparsityConfig, Spread
 from chipsparse.profiles.profile import find_profile
 from chipsparse.skip import timetable
 from chipsparse.sparse.cost_model import layer_times
-from chipsparse.sparse.plan import Action
 
 OP = "moving_photographs"
 QUALITIES = "qualities"  # the variant of the shipped ones

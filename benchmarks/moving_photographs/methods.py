@@ -18,10 +18,9 @@ from benchmarks.curves import DENSE, OURS, SKIPS
 from benchmarks.moving_photographs.work import DenseWork, blocks_of
 from benchmarks.records import Record, environment
 from benchmarks.step_timing import attention_backend
-from chipsparse.config import PARTS, SparsityConfig
+from chipsparse.config import PARTS, Action, SparsityConfig
 from chipsparse.profiles.profile import load_profile
 from chipsparse.skip.timetable import Run, Schedule
-from chipsparse.sparse.plan import Action
 
 # Settings about the published speed-ups of the other methods, and faster ones.
 FEWER_STEPS = (0.14, 0.18, 0.24, 0.26, 0.32, 0.34, 0.4, 0.5)  # shares of the dense steps

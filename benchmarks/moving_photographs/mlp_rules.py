@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from chipsparse.sparse.plan import Action
+from chipsparse.config import Action
 
 # A sparse product takes this share of a dense one's rate, choice included: 0.30 of the neurons took
 # 0.40 of the time (benchmarks/notes/sparse_mlp.md).

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from chipsparse.config import Action
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.peers import PeerError, Peers
-from chipsparse.sparse.plan import Action
 
 
 class BranchColumns:

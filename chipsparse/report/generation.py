@@ -21,6 +21,7 @@ from chipsparse.common.machine import package_version
 from chipsparse.common.user_warnings import warn_user
 from chipsparse.common.version import __version__
 from chipsparse.config import (
+    Action,
     ByCost,
     DenseWarning,
     FallbackError,
@@ -33,7 +34,7 @@ from chipsparse.reasons.reason import Level, Reason, nothing_sparse
 from chipsparse.report.nothing_sparse import wants_sparse, why_nothing
 from chipsparse.report.records import GenerationRecord, InMemory, PlannedSteps, StepRecord, mean
 from chipsparse.report.summary import as_html, as_text, facts
-from chipsparse.sparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.sparse.plan import CACHED, SparsityPlan
 
 
 @dataclass

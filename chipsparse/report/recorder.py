@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 
 from chipsparse.common.machine import device_name
-from chipsparse.config import PARTS, LayerPart, Part
+from chipsparse.config import PARTS, Action, LayerPart, Part
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.reasons import layers as layer_reasons
 from chipsparse.report.generation import GenerationReport
 from chipsparse.report.records import Device, LayerRecord, StepRecord, StepTimer
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 
 class Traffic(NamedTuple):

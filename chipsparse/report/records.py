@@ -17,9 +17,9 @@ import torch
 from pydantic import Field, GetPydanticSchema, PlainSerializer
 
 from chipsparse.common.bounded import Count, Index, Number
-from chipsparse.config import Part, SparsityConfig
+from chipsparse.config import Action, Part, SparsityConfig
 from chipsparse.reasons.reason import Level, Reason
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 
 class StepTimer:

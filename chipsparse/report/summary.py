@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.config import Action
 from chipsparse.report.records import GenerationRecord, mean
-from chipsparse.sparse.plan import Action
 
 Facts = list[tuple[str, str]]
 

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from chipsparse.config import (
     PARTS,
+    Action,
     Actions,
     ConfigError,
     Dense,
@@ -16,7 +17,6 @@ from chipsparse.config import (
     Part,
     SparsityConfig,
 )
-from chipsparse.config import Action as Action
 from chipsparse.config.schedule_forms import EVERY_BRANCH
 from chipsparse.layout import ModelLayout
 from chipsparse.skip.timetable import Run, Schedule, form_of

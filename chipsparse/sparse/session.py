@@ -10,7 +10,7 @@ import torch
 from bitarray import frozenbitarray
 
 from chipsparse.common.machine import device_allocated_bytes
-from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
+from chipsparse.config import PARTS, Action, LayerPart, Part, SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layout import Grid, ModelLayout
 from chipsparse.parallel.agreement import Agreement
@@ -37,7 +37,7 @@ from chipsparse.sparse.layers.mlp import MLPLayer
 from chipsparse.sparse.layers.other_text import aligned
 from chipsparse.sparse.layers.state import OpenCall, Shared
 from chipsparse.sparse.layers.token_permutation import grids_permutation, inverse_permutation
-from chipsparse.sparse.plan import CACHED, Action, SparsityPlan, recorded_after
+from chipsparse.sparse.plan import CACHED, SparsityPlan, recorded_after
 from chipsparse.sparse.plan_notes import plan_notes
 
 AnyLayer = TypeVar("AnyLayer", AttentionLayer, MLPLayer)

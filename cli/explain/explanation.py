@@ -23,7 +23,7 @@ from chipsparse.cli.progress import ProgressDisplay
 from chipsparse.cli.ranks import shared_by
 from chipsparse.cli.request import Request, place_on, resolve
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.config import PARTS, Part
+from chipsparse.config import PARTS, Action, Part
 from chipsparse.experiments.clips import planned_share
 from chipsparse.experiments.timing import measure_rates
 from chipsparse.kernels.checks import block_count
@@ -39,7 +39,6 @@ from chipsparse.sparse.cache.tensors import kept_bytes, with_caches
 from chipsparse.sparse.cost_model import layer_times
 from chipsparse.sparse.cost_model.exchanges import Sharing
 from chipsparse.sparse.cost_model.run_times import RunEstimate, estimate_run
-from chipsparse.sparse.plan import Action
 from chipsparse.sparse.plan_notes import plan_notes
 
 # In the names of pipelines that always see reference images.

@@ -14,14 +14,13 @@ from chipsparse.cli.views.names import profile_text, short_place
 from chipsparse.cli.views.sections import Facts, Record, Result, Section, Table
 from chipsparse.cli.views.units import PART_NAMES, counted, seconds_text, sharing_text
 from chipsparse.common.byte_sizes import format_bytes
+from chipsparse.config import Action, ranges_text
 from chipsparse.config import Part as LayerPart
-from chipsparse.config import ranges_text
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.profiles.published import PublishedPsnr
 from chipsparse.sparse.cache.memory_plan import KeptBytes
 from chipsparse.sparse.cost_model.layer_times import PartSeconds, milliseconds_text
 from chipsparse.sparse.cost_model.run_times import RunEstimate
-from chipsparse.sparse.plan import Action
 
 
 class PartLayers(Record):

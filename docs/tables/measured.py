@@ -34,12 +34,12 @@ from benchmarks.prices import (
 )
 from benchmarks.records import Record
 from benchmarks.records import read as read_records
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Action, SparsityConfig
 from chipsparse.experiments.engine import config_digest
 from chipsparse.profiles.measured import measured_of
 from chipsparse.profiles.profile import find_profile, profile_classes
 from chipsparse.profiles.published import published_ranges
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 from docs.tables.markdown import table
 
 CASES = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from chipsparse.config import ByCost, SparsityConfig
+from chipsparse.config import Action, ByCost, SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.profiles.profile import QUALITIES, find_profile, profile_classes
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 from docs.tables.markdown import table
 
 STEPS = 50

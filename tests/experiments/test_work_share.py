@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Action, SparsityConfig
 from chipsparse.experiments.clips import step_costs, work_share
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.report.records import LayerRecord, StepRecord
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 KIND = LayerKind("block", layers=2, intermediate_size=64)
 LAYOUT = ModelLayout((KIND,), heads=2, head_dim=16, batch=1, grids=((2, 4, 4),))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.sparse.plan import Action
+from chipsparse.config import Action
 from tests.pipelines.families.sections import PIPELINES
 from tests.pipelines.small_sparse import EXACT, SPARSE, assert_close, error
 from tests.variants import slow_unless

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import chipsparse
+from chipsparse.config import Action
 from chipsparse.kernels import triton_support
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import column_sparse_attention
@@ -21,7 +22,6 @@ from chipsparse.kernels.mask_packing import packed_to_indices
 from chipsparse.kernels.neuron_selection import mean_preactivations, neuron_selection
 from chipsparse.kernels.sparse_mlp_down import sparse_mlp_down
 from chipsparse.kernels.sparse_mlp_up import dense_activation, sparse_mlp_up
-from chipsparse.sparse.plan import Action
 from tests.pipelines.small_sparse import SPARSE
 from tests.pipelines.tiny_runs import STILL
 from tests.regression.cases import CASES

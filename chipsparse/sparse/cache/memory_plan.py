@@ -11,7 +11,7 @@ import torch
 
 from chipsparse.common.byte_sizes import format_bytes
 from chipsparse.common.machine import device_free_bytes, host_budget, host_free_bytes
-from chipsparse.config import PARTS, ConfigError, LayerPart, MemoryConfig, Part
+from chipsparse.config import PARTS, Action, ConfigError, LayerPart, MemoryConfig, Part
 from chipsparse.kernels.checks import block_count
 from chipsparse.layout import Fp8Form, ModelLayout
 from chipsparse.sparse.cache.host_memory import HostMemory
@@ -26,7 +26,7 @@ from chipsparse.sparse.cache.tensors import (
 )
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.sparse.cost_model.run_times import SLOTS
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 UNLIMITED = 1 << 62
 

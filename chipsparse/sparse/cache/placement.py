@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chipsparse.common.byte_sizes import format_bytes
-from chipsparse.config import LayerPart, Part, SparsityConfig
+from chipsparse.config import Action, LayerPart, Part, SparsityConfig
 from chipsparse.sparse.cache.tensors import Kept, read_and_written
 from chipsparse.sparse.cost_model.run_times import SLOTS
-from chipsparse.sparse.plan import Action
 
 Sizes = Mapping[Kept, int]  # bytes of each tensor
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from chipsparse.config import PARTS, LayerPart, Part, SparsityConfig
+from chipsparse.config import PARTS, Action, LayerPart, Part, SparsityConfig
 from chipsparse.reasons.layers import dense_layers, in_branch
 from chipsparse.reasons.memory import caches_in_fp8, host_memory_refused
 from chipsparse.reasons.reason import Level
@@ -37,7 +37,7 @@ from chipsparse.sparse.cache.tensors import (
     read_and_written,
     with_caches,
 )
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 
 @dataclass(eq=False)

@@ -14,11 +14,11 @@ from typing import ClassVar, NamedTuple, Protocol, cast
 
 import torch
 
-from chipsparse.config import CachePrecision, Part, SparsityConfig
+from chipsparse.config import Action, CachePrecision, Part, SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.kernels.fp8_quantization import FP8
 from chipsparse.kernels.token_layout import padded_rows
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 # The most bytes of column sums that a refresh holds at a time: it goes over as many heads at once
 # as fit, one at least.

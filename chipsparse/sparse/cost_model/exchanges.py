@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 import torch
 
+from chipsparse.config import Action
 from chipsparse.kernels.checks import block_count
 from chipsparse.layout import ModelLayout, Share
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.parallel.sequence_cut import SequenceCut, cut_sequence, shares
 from chipsparse.sparse.cost_model.layer_times import Rates
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 
 @dataclass(frozen=True)

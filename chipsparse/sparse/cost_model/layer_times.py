@@ -26,10 +26,10 @@ from dataclasses import dataclass
 import torch
 
 from chipsparse.common.machine import device_name
-from chipsparse.config import PARTS, Part, SparsityConfig
+from chipsparse.config import PARTS, Action, Part, SparsityConfig
 from chipsparse.kernels.checks import block_count
 from chipsparse.layout import Fp8Form
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 # Reads and writes of tensors as large as the hidden states, in a block compiled by PyTorch:
 # what a dense step of FLUX.1-dev takes beyond its attention and linears.

@@ -7,7 +7,6 @@ So the same call has the same schedule everywhere, on all processes and for all 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 import torch
 
@@ -38,8 +37,7 @@ def sparse_cost(
     Text tokens, samples and what other processes have of a call are left out, since guidance
     branches differ in them. Parts that are ``masked`` run dense in all layers.
     """
-    alone = replace(layout, batch=1, text_tokens=0, share=None, padding_rows=0, samples=None)
-    plan = SparsityPlan(config, alone)
+    plan = SparsityPlan(config, layout.without_prompts)
     layers = range(layout.layers)
     parts = [part for part in PARTS if part not in masked]
     if not any(plan.is_sparse(layer, part) for layer in layers for part in parts):

@@ -8,10 +8,10 @@ from functools import partial
 
 import torch
 
-from chipsparse.config import PARTS, Part
+from chipsparse.config import PARTS, Action, Part
 from chipsparse.sparse.cost_model.exchanges import Sharing
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 SLOTS = 2  # for tensors that come from host memory: one layer loads while another computes
 

@@ -25,6 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from chipsparse.common.errors import first_line
+from chipsparse.config import Action
 from chipsparse.reasons.memory import capture_dropped, not_captured
 from chipsparse.report.generation import GenerationReport
 from chipsparse.report.records import LayerRecord, StepRecord
@@ -32,7 +33,6 @@ from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cache.tensors import Kept, PartCache
 from chipsparse.sparse.graphs.cuda_capture import CudaCapture, CudaCapturer
 from chipsparse.sparse.layers.state import OpenCall
-from chipsparse.sparse.plan import Action
 
 # A pipeline whose arguments change all the time is left alone after so many captures, and a model
 # that cannot be captured after so many attempts: a first call may still compile and tune.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Action, SparsityConfig
 from chipsparse.kernels.checks import block_count, ranges
 from chipsparse.kernels.column_selection import column_selection
 from chipsparse.kernels.column_sparse_attention import (
@@ -47,7 +47,7 @@ from chipsparse.sparse.layers.full_attention import (
 )
 from chipsparse.sparse.layers.other_text import columns_of, fits
 from chipsparse.sparse.layers.state import OpenCall, Shared
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 COLUMNS_PER_MEAN = 128
 MEAN_WEIGHT = 40.0  # the best one for 10 to 20 % of the columns

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from chipsparse.config import Action
 from chipsparse.kernels.dispatch import Choice
 from chipsparse.kernels.fp8_rows import fp8_rows
 from chipsparse.kernels.kinds import kind_of
@@ -21,7 +22,6 @@ from chipsparse.kernels.token_layout import aligned_rows, empty_token_contiguous
 from chipsparse.sparse.cache.tensors import MLPCache, RefreshedMLP
 from chipsparse.sparse.layers.mlp_weights import Fp8MLPWeights, MLPWeights
 from chipsparse.sparse.layers.state import OpenCall, Shared, split_full_attention_rows
-from chipsparse.sparse.plan import Action
 
 Addend = Callable[[], torch.Tensor]  # computes another summand of a layer's result
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chipsparse.config import LayerPart, Part, SparsityConfig
+from chipsparse.config import Action, LayerPart, Part, SparsityConfig
 from chipsparse.kernels.dense_attention.measure import FastestKernel
 from chipsparse.layout import ModelLayout
 from chipsparse.parallel.agreement import BranchColumns
@@ -18,7 +18,7 @@ from chipsparse.skip.position import Place
 from chipsparse.sparse.cache.store import CacheStore
 from chipsparse.sparse.cache.tensors import Kept, PartCache
 from chipsparse.sparse.layers.column_budget import ColumnBudgets
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 
 def split_full_attention_rows(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from chipsparse.cli.model.description import default_arguments
-from chipsparse.config import ByCost, LayerBudget, SparsityConfig, Spread
+from chipsparse.config import Action, ByCost, LayerBudget, SparsityConfig, Spread
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.pipelines.registry import FAMILIES
 from chipsparse.profiles.profile import QUALITIES, find_profile, profile_classes
@@ -18,7 +18,7 @@ from chipsparse.report.nothing_sparse import why_nothing
 from chipsparse.skip.timetable import Run, resolve
 from chipsparse.sparse.cost_model.layer_times import Rates, layer_time
 from chipsparse.sparse.cost_model.relative_cost import asked_cost, sparse_cost, why_skipping
-from chipsparse.sparse.plan import CACHED, Action, SparsityPlan
+from chipsparse.sparse.plan import CACHED, SparsityPlan
 from chipsparse.sparse.plan_notes import plan_notes
 
 NAMED = ("faithful", "balanced", "fast", "draft")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import chipsparse
-from chipsparse.config import PARTS
+from chipsparse.config import PARTS, Action
 from chipsparse.reasons.reason import note
 from chipsparse.report.generation import GenerationReport
 from chipsparse.report.records import StepTimer
@@ -16,7 +16,6 @@ from chipsparse.skip.position import Place
 from chipsparse.sparse.cache.placement import Placement
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.cost_model.layer_times import Rates
-from chipsparse.sparse.plan import Action
 from tests.chipsparse.sparse import sessions
 from tests.chipsparse.sparse.sessions import (
     ACTIONS,

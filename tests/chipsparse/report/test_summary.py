@@ -3,11 +3,11 @@
 import pytest
 
 from chipsparse import GenerationReport, LayerRecord, SparsityConfig, StepRecord
+from chipsparse.config import Action
 from chipsparse.kernels.dispatch import Backend, Choice
 from chipsparse.reasons.reason import fallback, note
 from chipsparse.report.records import Device, PipelineFacts
 from chipsparse.report.summary import estimated_speedup
-from chipsparse.sparse.plan import Action
 
 SECONDS = {Action.DENSE: 4.0, Action.REFRESH: 5.0, Action.SPARSE: 1.0}
 

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse import SparsityConfig
+from chipsparse.config import Action
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.skip.position import Place
@@ -12,7 +13,6 @@ from chipsparse.sparse.cache.host_memory import HostMemory
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.offload import OffloadPool
 from chipsparse.sparse.layers.mlp_weights import MLPWeights
-from chipsparse.sparse.plan import Action
 from chipsparse.sparse.session import Reading, SparseSession
 
 CPU = torch.device("cpu")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import chipsparse.sparse.layers.attention
+from chipsparse.config import Action
 from chipsparse.kernels.mask_packing import packed_to_indices, unpack_mask
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
@@ -15,7 +16,6 @@ from chipsparse.skip.conditions import Conditions
 from chipsparse.skip.position import Place
 from chipsparse.sparse.cache.memory_plan import MemoryDemand
 from chipsparse.sparse.cache.tensors import Kept
-from chipsparse.sparse.plan import Action
 from tests.chipsparse.sparse import sessions
 from tests.chipsparse.sparse.sessions import CPU, Session, attend
 from tests.wrapped_backends import wrap_backends

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import chipsparse.sparse.cache.store
+from chipsparse.config import Action
 from chipsparse.skip.position import Place
 from chipsparse.sparse.cache import memory_plan
 from chipsparse.sparse.cache.memory_plan import cache_needs, working_bytes
 from chipsparse.sparse.cache.placement import SLOTS, Capacity
 from chipsparse.sparse.cache.tensors import PLACED, Kept
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 from tests.chipsparse.sparse import sessions
 from tests.chipsparse.sparse.cache.races import PoisonedPool, TracedCopies, WatchComputation
 from tests.chipsparse.sparse.sessions import (

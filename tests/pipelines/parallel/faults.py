@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 import chipsparse
+from chipsparse.config import Action
 from chipsparse.parallel.windows import Windows
 from chipsparse.sparse.layers.state import Shared
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 from tests.pipelines.parallel import equal_bits
 from tests.pipelines.parallel.equal_bits import BIG, BOTH, run, said, wan_of
 from tests.pipelines.small_sparse import generate

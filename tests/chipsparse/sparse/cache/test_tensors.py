@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from chipsparse.config import PARTS
+from chipsparse.config import PARTS, Action
 from chipsparse.sparse.cache.tensors import (
     CAPACITY_MULTIPLE,
     AttentionCache,
@@ -17,7 +17,7 @@ from chipsparse.sparse.cache.tensors import (
     read_and_written,
     with_caches,
 )
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 from tests.chipsparse.sparse.sessions import CONFIG, TOTAL, generate, layout_of, session_with
 
 CACHES = {"attention": AttentionCache(), "mlp": MLPCache()}

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Action, SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.parallel.degrees import Parallel
 from chipsparse.sparse.cost_model.exchanges import Sharing
 from chipsparse.sparse.cost_model.layer_times import Rates
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 # 10 blocks of 4 tokens, the last one short, and a prompt behind them.
 LAYOUT = ModelLayout((LayerKind("block", 3, 32),), 5, 8, 2, ((1, 3, 13),), text_tokens=3)

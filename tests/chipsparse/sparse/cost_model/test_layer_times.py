@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.records import read
-from chipsparse.config import SparsityConfig
+from chipsparse.config import Action, SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.pipelines.families.flux import FLUX
 from chipsparse.profiles.profile import find_profile
@@ -19,7 +19,7 @@ from chipsparse.sparse.cost_model.layer_times import (
     kept_columns,
     layer_time,
 )
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 SHARES = {"sparse_attention": 0.5, "sparse_mlp": 0.25}
 REFRESH = {"refresh_attention": 2.0, "refresh_seconds": 7.0}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from chipsparse import SparsityConfig
-from chipsparse.config import PARTS
+from chipsparse.config import PARTS, Action
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.report.generation import GenerationReport
 from chipsparse.skip.position import Place
@@ -21,7 +21,6 @@ from chipsparse.sparse.cost_model.layer_times import Rates, captures, known_rate
 from chipsparse.sparse.graphs.cuda_capture import CudaCapturer
 from chipsparse.sparse.layers.mlp import dense_step
 from chipsparse.sparse.layers.mlp_weights import MLPWeights
-from chipsparse.sparse.plan import Action
 from tests.chipsparse.sparse.sessions import Session
 
 MOST_SLOWER = 1.05

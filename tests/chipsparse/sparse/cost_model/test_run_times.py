@@ -6,13 +6,13 @@ from functools import partial
 import pytest
 import torch
 
-from chipsparse.config import PARTS, SparsityConfig
+from chipsparse.config import PARTS, Action, SparsityConfig
 from chipsparse.layout import LayerKind, ModelLayout
 from chipsparse.sparse.cache.placement import Placement
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.cost_model.layer_times import Rates
 from chipsparse.sparse.cost_model.run_times import Load, estimate_run, step_seconds
-from chipsparse.sparse.plan import Action, SparsityPlan
+from chipsparse.sparse.plan import SparsityPlan
 
 LAYOUT = ModelLayout((LayerKind("block", 3, 32),), 2, 4, 1, ((1, 4, 8),))
 UNIT = Rates(link=1.0, both_ways=1.0)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from chipsparse.config import Action
 from chipsparse.sparse.cache.tensors import Kept
 from chipsparse.sparse.layers.state import OpenCall, split_full_attention_rows
-from chipsparse.sparse.plan import Action
 from tests.chipsparse.sparse.sessions import layout_of
 
 
